@@ -19,6 +19,8 @@ EXTRAS: Mapping[str, str] = {
     "ray": "cluster",
 }
 """Packages that a plain `pip install quarl` leaves out, by import name, and the extra that brings each."""
+RAISED = (Exception, SystemExit)
+"""What an environment may raise: sys.exit() in its code would end the run without a word."""
 MAX_LINE = 600
 """Characters of a message; names out of a file can be of any length."""
 

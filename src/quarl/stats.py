@@ -112,7 +112,8 @@ def wilson_interval(successes: Array) -> Interval:
     """
     n, share = successes.size, float(successes.mean())
     middle, width = share + Z**2 / (2 * n), Z * math.sqrt(share * (1 - share) / n + (Z / (2 * n)) ** 2)
-    return Interval(point=share, low=(middle - width) / (1 + Z**2 / n), high=(middle + width) / (1 + Z**2 / n))
+    low, high = (middle - width) / (1 + Z**2 / n), (middle + width) / (1 + Z**2 / n)
+    return Interval(point=share, low=max(low, 0.0), high=min(high, 1.0))
 
 
 def drop_interval(fp32: Array, q: Array) -> Interval:
@@ -127,7 +128,8 @@ def drop_interval(fp32: Array, q: Array) -> Interval:
     n = fp32.size + 2
     middle, spread = (lost - won) / n, (lost + won + 2) / n
     width = Z * math.sqrt((spread - middle**2) / n)
-    return Interval(point=(lost - won) / fp32.size, low=middle - width, high=middle + width)
+    low, high = max(middle - width, -1.0), min(middle + width, 1.0)
+    return Interval(point=(lost - won) / fp32.size, low=low, high=high)
 
 
 def ratio_interval(

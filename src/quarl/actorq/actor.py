@@ -19,6 +19,7 @@ from quarl.actorq.environments import Environments, world_of
 from quarl.actorq.exploration import Explorer
 from quarl.arrays import Array
 from quarl.config import ActorQConfig
+from quarl.errors import RAISED
 from quarl.policy.graph import ActionHead
 from quarl.processes.inside import give_way, note
 
@@ -178,7 +179,7 @@ class ActorLoop(roles.Actor):
                 started = now()
                 try:
                     observation, reward, terminated, truncated, _ = world.envs[k].step(actions[k])
-                except Exception as error:  # whatever a simulator raises
+                except RAISED as error:  # whatever a simulator raises
                     world.replace(k, error)
                     continue
                 cells[HEARTBEAT_S] = stepped = now()

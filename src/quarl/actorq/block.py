@@ -10,6 +10,7 @@ import numpy as np
 from quarl.actorq.counters import Actor
 from quarl.actorq.environments import Environments
 from quarl.arrays import Array
+from quarl.errors import RAISED
 
 HEARTBEAT_S = int(Actor.HEARTBEAT_S)
 
@@ -45,7 +46,7 @@ class Block:
             started = now()
             try:
                 observation, reward, terminated, truncated, _ = world.envs[k].step(action)
-            except Exception as error:  # whatever a simulator raises
+            except RAISED as error:  # whatever a simulator raises
                 world.replace(k, error)
                 observation, reward, terminated, truncated = world.observations[k], 0.0, False, False
                 lost.append(k)

@@ -15,11 +15,12 @@ from quarl.arrays import Array
 from quarl.config import ActorQConfig
 from quarl.envs import make, resolve
 from quarl.envs.bound import LIMIT, longest
+from quarl.envs.checked import broken
 from quarl.envs.names import is_atari
 from quarl.envs.options import EnvironmentOptions
 from quarl.envs.seeds import EPISODE_BITS, episode_seed
 from quarl.envs.wrappers import channels_as
-from quarl.errors import in_one_line
+from quarl.errors import RAISED, in_one_line
 from quarl.readers.zoo import PREPROCESSING
 
 MADE_BITS = 12
@@ -88,33 +89,33 @@ class Environments:
         try:
             self.observations[k] = self.envs[k].reset()[0]
             self._beat()
-        except Exception as error:  # as in a step
+        except RAISED as error:  # as in a step
             self.replace(k, error)
 
     def close(self) -> None:
         """Ends all of them; one that cannot be closed has done its work."""
         for env in self.envs:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(*RAISED):
                 env.close()
 
-    def replace(self, k: int, error: Exception) -> None:
+    def replace(self, k: int, error: BaseException) -> None:
         """A new environment for one that raised `error`; its unfinished episode has no end in replay."""
         before, times = self._failed_at[k]
         times = times + 1 if self.sequence[k] == before else 1
         while True:
             if times > RETRIES:
-                raise error
+                raise error if isinstance(error, Exception) else broken(self.envs[k], error)
             self._cells[Actor.ERRORS] += 1
             self._raised += 1
             if self._raised == 1:
                 self._say(f"an environment raised {in_one_line(error)}; it is made anew")
-            with contextlib.suppress(Exception):  # it is broken as it is
+            with contextlib.suppress(*RAISED):  # it is broken as it is
                 self.envs[k].close()
             try:
                 self.envs[k] = self._make()
                 self.observations[k] = self._first(k)
                 break
-            except Exception as again:  # what it needs may be away for a while
+            except RAISED as again:  # what it needs may be away for a while
                 self._beat()
                 time.sleep(PAUSE_S * 2 ** (times - 1))
                 error, times = again, times + 1
@@ -135,6 +136,10 @@ class Environments:
         """The first observation of a new environment."""
         self._made += 1
         number = (self._place << MADE_BITS | self._made % 2**MADE_BITS) % 2**EPISODE_BITS
-        observation: Array = self.envs[k].reset(seed=episode_seed("training", self._seed, number))[0]
+        seed = episode_seed("training", self._seed, number)
+        try:
+            observation: Array = self.envs[k].reset(seed=seed)[0]
+        except SystemExit as error:
+            raise broken(self.envs[k], error) from error
         self._beat()
         return observation

@@ -126,7 +126,7 @@ def _schedule(value: Any, name: str, where: Path | str) -> Any:
     """lin_0.1 falls from 0.1 to 0 in the course of training; a number stays."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
-    match = re.fullmatch(r"lin_(\d*\.?\d+(?:e[+-]?\d+)?)", str(value)[:60])
+    match = re.fullmatch(r"lin_([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)", str(value)[:60])
     if match is None:
         raise QuarlError(f"{where}: {name} is {str(value)[:60]!r}; write a number or lin_NUMBER")
     # Stable-Baselines3's own class, so that a saved model loads wherever Stable-Baselines3 is

@@ -92,5 +92,5 @@ def _key(entries: dict[str, Any], env_id: str, atari: bool) -> str | None:
 
 def _version(env_id: str) -> tuple[str, int]:
     """Name and version; -1 where it has none."""
-    match = re.search(r"-v(\d{1,9})$", env_id)
+    match = re.search(r"-v([0-9]{1,9})$", env_id)
     return (env_id[: match.start()], int(match[1])) if match else (env_id, -1)

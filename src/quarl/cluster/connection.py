@@ -108,7 +108,7 @@ def environment(token: Path) -> dict[str, str]:
 def reach(address: str) -> tuple[str, str]:
     """(IP:PORT of the cluster, this machine's IP on the way there); QuarlError where nothing answers."""
     host, _, port = address.rpartition(":")
-    if not (host and port.isdecimal() and 0 < int(port) < 2**16):
+    if not (host and port.isascii() and port.isdecimal() and 0 < int(port) < 2**16):
         raise QuarlError(f"{address[:60]!r} is no address of a cluster: use IP:PORT, as quarl cluster start says it")
     try:
         with socket.create_connection((host, int(port)), ANSWER_S) as opened:

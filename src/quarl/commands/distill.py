@@ -25,9 +25,10 @@ from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy, is_quantized
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.readers.normalizer import sentence
-from quarl.report import page, schema, style, tables
+from quarl.report import assessment, page, schema, style, tables
 from quarl.report.figures import learning
 from quarl.rows import Column, Episodes, MaxEpisodes, Measured, Precision, Returns, Row, Updates
+from quarl.stats import INFERIOR, UNDECIDED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +143,7 @@ def run(config: DistillConfig) -> None:
             plays = [partial(validation.play, each) for each in (quantize(policy, EXACT), *chosen)]
             exact, *played = until_judged(plays, ends, config.margin)
         rows = [_row(each, exact, q, validation) for each, q in zip_longest(looks.values(), played)]
-        said += map(_sentence, rows)
+        said += map(_sentence, rows, looks.values())
         about = model.told(config, policy, exact, meter.cost)
         document = schema.document(DistillRow, rows, **about)
         env_id = document["env_id"]
@@ -191,13 +192,22 @@ def _name(spec: QuantSpec) -> str:
     return "-".join([spec.precision, *(str(bits) for _, bits in spec.layer_bits)])
 
 
-def _sentence(row: DistillRow) -> str:
-    if row.mean is None:
+def _sentence(row: DistillRow, snapshots: Sequence[Snapshot]) -> str:
+    """Return what came of a precision and, if that is not enough, what to do next."""
+    trained = formats.counted(snapshots[-1].updates, "update")
+    why = f"none of {trained} did better in validation" if len(snapshots) > 1 else "validation asked for no training"
+    if row.mean is None or row.mean_fp32 is None:
         return f"{row.precision}: no return was measured; play the policy before it is used."
-    if not row.round:
-        return f"{row.precision}: calibration's codes are what stays; nothing trained did better in validation."
     changed = f"{formats.number(row.mean_calibrated)} calibrated, {formats.number(row.mean)} distilled"
-    return f"{row.precision}: {changed}, of {formats.number(row.mean_fp32)} in fp32."
+    changed = (
+        f"{changed}, of {formats.number(row.mean_fp32)} in fp32" if row.round else f"calibration's codes stay; {why}"
+    )
+    advice = {
+        UNDECIDED: f" {assessment.takes_more(asdict(row), row.mean_fp32)}: raise --{'max-' * bool(row.max_episodes)}"
+        "episodes, and --validation, which ends training.",
+        INFERIOR: f" {row.precision} is inferior: raise --rounds or --updates, or take more bits.",
+    }
+    return f"{row.precision}: {changed}.{advice.get(row.verdict or '', '')}"
 
 
 def _row(

@@ -34,7 +34,8 @@ def locate(config: ModelConfig) -> Path:
 def refuse_results_of_another(config: PtqConfig | DistillConfig) -> None:
     """Raise QuarlError when the output folder holds results of another agent."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-        document = json.loads((config.output / "rows.json").read_text())
+        there = config.output / "rows.json"
+        document = json.loads(there.read_text() if there.is_file() else "{}")  # a FIFO is not opened
         if Path(other := document["model"]).resolve() != locate(config).resolve():
             raise QuarlError(f"{config.output} holds results of {other}: choose another -o, or remove them")
 

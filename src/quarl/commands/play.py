@@ -26,7 +26,7 @@ from quarl.config import PlayConfig
 from quarl.engines import Engine
 from quarl.envs.checked import held, name_of
 from quarl.envs.rollout import Play, play
-from quarl.errors import QuarlError, first_line
+from quarl.errors import RAISED, QuarlError, first_line
 from quarl.evaluation import record, world
 from quarl.experiments.play import quantised
 from quarl.files import write_bytes
@@ -76,7 +76,7 @@ class Filmed(gymnasium.Wrapper[Any, Any, Any, Any]):
             picture = np.asarray(self.env.render())
         except gymnasium.error.DependencyNotInstalled:
             raise QuarlError(f"drawing {name} needs an extra: pip install 'quarl[video]'") from None
-        except Exception as error:  # of any simulator, which says in its own way that it has no display
+        except RAISED as error:  # of any simulator, which says in its own way that it has no display
             raise QuarlError(f"{name} cannot be drawn here: {first_line(error)}") from None
         if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
             raise QuarlError(f"{name} gives no picture (rgb_array) of itself: add a render(), or play another")

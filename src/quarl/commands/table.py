@@ -148,7 +148,7 @@ def ptq(
         episodes=episodes,
         margin=margin,
         auto=auto,
-        max_loss=f"{max_loss:g}%",
+        max_loss=f"{max_loss:g}%" if isinstance(max_loss, int | float) else str(max_loss),
         minimize=minimize,
         max_episodes=max_episodes,
         workers=num_workers,

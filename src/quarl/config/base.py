@@ -167,7 +167,7 @@ def zero_is_off(**values: float) -> None:
 
 def check_device(name: str) -> None:
     """Refuses a device that PyTorch does not know by this name."""
-    if not re.fullmatch(r"auto|(cpu|cuda|mps|xpu|hpu|mtia)(:\d+)?", name):
+    if not re.fullmatch(r"auto|(cpu|cuda|mps|xpu|hpu|mtia)(:[0-9]+)?", name):
         raise QuarlError(f"--device is {name[:60]!r}; use auto, cpu, cuda or another of PyTorch's")
 
 
@@ -253,7 +253,7 @@ def _is_one(value: Any, kinds: tuple[Any, ...]) -> bool:
 def layer_widths(text: str, flag: str) -> list[int]:
     """The numbers of a text like 256,128; QuarlError, naming the flag, where it is no list of such."""
     words = text.split(",")
-    if not all(word.isdecimal() and 1 <= int(word) <= 65536 for word in words):
+    if not all(word.isascii() and word.isdecimal() and 1 <= int(word) <= 65536 for word in words):
         raise QuarlError(f"{flag} {text!r} is not a list of layer widths 1..65536, as in 256,256")
     return [int(word) for word in words]
 

@@ -44,7 +44,7 @@ class ClusterStartConfig(_MachineConfig):
 
     def check(self) -> None:
         super().check()
-        if not re.fullmatch(r"(\d+\.){3}\d+", self.host) or self.host == "0.0.0.0":
+        if not re.fullmatch(r"([0-9]+\.){3}[0-9]+", self.host) or self.host == "0.0.0.0":
             raise QuarlError(f"--host is {self.host[:60]!r}; use an IP of this machine, as in 10.0.0.1")
         if not 1024 <= self.port < 2**16:
             raise QuarlError(f"--port must be between 1024 and 65535, got {self.port}")

@@ -90,7 +90,7 @@ class PushConfig(Config):
 def _bytes(option: str, text: str | None) -> float:
     if text is None:
         return math.inf
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)([KM]?)(?:i?B)?", text, re.IGNORECASE)
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)([KM]?)(?:i?B)?", text, re.IGNORECASE | re.ASCII)
     if match is None or not float(match[1]):
         raise QuarlError(f"{option} is {text[:40]!r}; use bytes above 0, as in 65536, 64K or 1M")
     return float(match[1]) * UNITS[match[2].upper()]

@@ -134,7 +134,9 @@ def sizes(policy: str) -> tuple[int, int]:
     if policy in POLICIES:
         return POLICIES[policy]
     words = policy.split(",")
-    if len(words) != 2 or not all(word.isdecimal() and 1 <= int(word) <= MAX_WIDTH for word in words):
+    if len(words) != 2 or not all(
+        word.isascii() and word.isdecimal() and 1 <= int(word) <= MAX_WIDTH for word in words
+    ):
         known = ", ".join(f"{name} ({filters},{width})" for name, (filters, width) in POLICIES.items())
         raise QuarlError(f"--policies {policy!r} is none of {known} and not FILTERS,WIDTH, as in 64,256")
     return int(words[0]), int(words[1])

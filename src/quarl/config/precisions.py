@@ -65,13 +65,15 @@ class PrecisionsConfig(ModelConfig, MeteredConfig):
         self.refuse(("bits", "edge_bits", "margin"), "does not go with --auto, which chooses bits by --max-loss")
         if self.episodes == "auto":
             raise QuarlError("--episodes auto does not go with --auto, which plays as many as it takes: drop it")
+        if math.isnan(self.loss_pct):
+            raise QuarlError(f"--max-loss is {self.max_loss[:60]!r}; use a percentage between 0 and 100, as in 2%")
         check_margin(self.loss_pct, "--max-loss")
 
     @property
     def loss_pct(self) -> float:
-        """What --max-loss says; NaN where that is no number."""
+        """Return --max-loss as a number of percent; NaN if it is not one."""
         word = self.max_loss.removesuffix("%")
-        return float(word) if re.fullmatch(r"\d+(\.\d+)?", word) else math.nan
+        return float(word) if re.fullmatch(r"[0-9]+(\.[0-9]+)?", word) else math.nan
 
     def specs(self) -> list[QuantSpec]:
         """Every precision once, in order; with --auto int8, which the search begins at."""
@@ -176,7 +178,7 @@ class DistillConfig(PrecisionsConfig):
         """Rounds at most, and minutes."""
         if self.budget is None:
             return self.rounds, math.inf
-        if match := re.fullmatch(r"(\d{1,9})(m?)", self.budget):
+        if match := re.fullmatch(r"([0-9]{1,9})(m?)", self.budget):
             rounds = self.rounds if match[2] else min(int(match[1]) // self.updates, self.rounds)
             if rounds and int(match[1]):
                 return rounds, int(match[1]) if match[2] else math.inf

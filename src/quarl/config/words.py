@@ -191,19 +191,19 @@ def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
 
 
 def _count(word: str) -> int:
-    """1e5 is a count too."""
+    """Return the whole number that `word` spells, as 100 or 1e2."""
     for read in (int, float):
         try:
             number = read(word)
         except ValueError:
             continue
-        if float(number).is_integer():
+        if word.isascii() and float(number).is_integer():
             return int(number)
     raise ValueError(f"{word!r} is no whole number")
 
 
 def _real(word: str) -> float:
-    try:
-        return float(word)
-    except ValueError:
-        raise ValueError(f"{word!r} is no number") from None
+    with contextlib.suppress(ValueError):
+        if word.isascii():  # Python reads the digits of every script
+            return float(word)
+    raise ValueError(f"{word!r} is not a number")

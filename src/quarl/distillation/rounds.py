@@ -29,7 +29,7 @@ from quarl.distillation.loss import Loss, loss_of
 from quarl.distillation.student import Layer, Student
 from quarl.distillation.validation import Validation
 from quarl.engines.reference import as_float
-from quarl.errors import QuarlError, in_one_line
+from quarl.errors import QuarlError, in_one_line, note_once
 from quarl.evaluation import RECORD_BATCH, record, sample_size
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
@@ -45,6 +45,8 @@ FLOOR = 0.02
 """Of the rate, where its cosine ends."""
 BATCH_SIZE = 256
 """States of an update; of images, which take as long, an eighth."""
+PATIENCE = 2
+"""Rounds without gain after which training stops, if no snapshot can have a verdict."""
 AVERAGE = 0.995
 """How much of the running mean of all parameters an update keeps; the mean is what snapshots are made of."""
 
@@ -145,12 +147,16 @@ def distill(
     identity = {**recipe_of(config), "seed": config.seed, "env_id": config.env}
     identity["policy"] = sha256(artifact.to_bytes(start)).hexdigest()
     snapshots: list[Snapshot] = []
-    if file is not None and file.is_file():
+    if file is not None and file.exists():
         snapshots = training.load(file, identity)
         yield from snapshots
         begun, validation_s = time.monotonic() - snapshots[-1].seconds, snapshots[-1].validation_s
         progress(spec.precision, training.updates)
+    if why := validation.no_verdict:
+        note_once(f"no round can have a verdict ({why}): training stops after {PATIENCE} rounds without gain")
     while not snapshots or (len(snapshots) <= rounds and not snapshots[-1].noninferior):
+        if why and len(snapshots) > PATIENCE and best(snapshots) in snapshots[:-PATIENCE]:
+            return
         number, since = len(snapshots), time.monotonic()
         if number > 1 and since - begun + snapshots[-1].seconds - snapshots[-2].seconds > 60 * minutes:
             return

@@ -50,6 +50,15 @@ class Validation:
         """Of the float policy."""
         return self.play(quantize(self.policy, EXACT))
 
+    @property
+    def no_verdict(self) -> str:
+        """Say why no snapshot can have a verdict; empty if one can."""
+        if self.observations is not None:
+            return "recorded observations have no return"
+        if self.config.validation < stats.FEWEST_EPISODES:
+            return f"--validation {self.config.validation} is below {stats.FEWEST_EPISODES} episodes"
+        return "" if self.exact.returns.mean() else "fp32's mean return is 0, of which no share is a margin"
+
     def calibrated(self) -> Calibrated:
         """The policy and what it is calibrated on: its own episodes, or a sample of what was recorded."""
         given = self.observations

@@ -17,7 +17,7 @@ from quarl.envs.names import MODULE_ID, find, is_same, resolve
 from quarl.envs.spaces import check_spaces
 from quarl.envs.suites import ATARI, missing_extra, suite_of
 from quarl.envs.wrappers import Wrappers, older, shown_to, wrap
-from quarl.errors import QuarlError, first_line
+from quarl.errors import RAISED, QuarlError, first_line
 from quarl.policy.graph import Policy
 
 __all__ = ["check_spaces", "make", "make_for", "resolve"]
@@ -71,7 +71,7 @@ def make(
             if suite is not None:
                 raise missing_extra(resolved, suite) from None
             raise QuarlError(f"environment {resolved!r} needs a package: {first_line(error)}") from None
-        except Exception as error:  # any constructor, fed with a file's arguments
+        except RAISED as error:  # any constructor, fed with a file's arguments
             given = f" with {kwargs}" if kwargs else f" ({type(error).__name__})"
             raise QuarlError(f"environment {resolved!r} cannot be made{given}: {first_line(error)}") from error
         for wrapper in inside:

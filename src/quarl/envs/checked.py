@@ -19,7 +19,7 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from quarl.errors import QuarlError, in_one_line
+from quarl.errors import RAISED, QuarlError, in_one_line
 
 NEW_STEP = "observation, reward, terminated, truncated, info"
 NOT_FINITE = "an observation that is NaN or infinite"
@@ -37,8 +37,8 @@ class MisfitError(OddError, ValueError):
     """It is not of the space."""
 
 
-def broken(env: gymnasium.Env[Any, Any], error: Exception) -> QuarlError:
-    """What to raise for an error that came out of the environment's reset() or step(), or out of what they returned."""
+def broken(env: gymnasium.Env[Any, Any], error: BaseException) -> QuarlError:
+    """Return the error to raise for what the environment's reset() or step() raised, or for what they returned."""
     if isinstance(error, QuarlError):
         return error
     name = name_of(env)
@@ -92,7 +92,7 @@ class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             observation, info = self.env.reset(**kwargs)
             self._check(observation)
-        except Exception as error:
+        except RAISED as error:
             raise broken(self.env, error) from error
         return observation, info
 
@@ -102,7 +102,7 @@ class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
             if not math.isfinite(reward):
                 raise OddError("a reward that is NaN or infinite")
             self._check(observation)
-        except Exception as error:
+        except RAISED as error:
             raise broken(self.env, error) from error
         return observation, reward, terminated, truncated, info
 
@@ -118,7 +118,7 @@ def held(make: Callable[[], gymnasium.Env[Any, Any]]) -> Iterator[gymnasium.Env[
     try:
         yield env
     finally:
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(*RAISED):
             env.close()
 
 
@@ -143,7 +143,7 @@ class Recalled(gymnasium.Env[Any, Any]):
 
 def _old_interface(env: Any) -> str:
     """Where the environment speaks as Gym before 0.26 did; empty where it does not. It is reset and stepped."""
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(*RAISED):
         parameters = inspect.signature(env.reset).parameters.values()
         if not any(each.name == "seed" or each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
             return "its reset() takes no seed, as in Gym before 0.26: write reset(self, *, seed=None, options=None)"

@@ -10,6 +10,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.envs.checked import BrokenEnvironmentError, broken, name_of
+from quarl.errors import RAISED
 from quarl.policy.graph import Policy
 
 METHOD = "action_masks"
@@ -44,7 +45,7 @@ def allowed_in(env: gymnasium.Env[Any, Any], masks: Callable[[], Any], scores: A
     """As `allowed`, of the environment's own masks at the moment; its faults are said as those of its step."""
     try:
         said = masks()
-    except Exception as error:
+    except RAISED as error:
         raise broken(env, error) from error
     try:
         return allowed(scores, said)

@@ -12,7 +12,7 @@ import warnings
 from gymnasium.envs.registration import EnvSpec, registry
 
 from quarl.envs.suites import ATARI, LISTED, TASKS, is_tombstone, missing_extra, modern, suite_of
-from quarl.errors import QuarlError
+from quarl.errors import RAISED, QuarlError
 
 MODULE_ID = re.compile(r"[\w.]+:[^:,]+")
 """gymnasium's spelling of an environment that a module of the user's registers."""
@@ -102,7 +102,7 @@ def _import(module: str, env_id: str) -> None:
         sys.path.append(here)
     try:
         importlib.import_module(module)
-    except Exception as error:  # whatever the user's code raises
+    except RAISED as error:  # whatever the user's code raises
         reason = str(error).partition("\n")[0]
         raise QuarlError(f"cannot import {module!r} for {env_id}: {type(error).__name__}: {reason}") from error
 
@@ -114,7 +114,7 @@ def is_atari(env_id: str) -> bool:
 
 def _split(env_id: str) -> tuple[str, int]:
     """("CartPole", 1) of "CartPole-v1"; version -1 where there is none."""
-    match = re.fullmatch(r"(.+)-v(\d{1,9})", env_id)
+    match = re.fullmatch(r"(.+)-v([0-9]{1,9})", env_id)
     return (match[1], int(match[2])) if match else (env_id, -1)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from quarl.envs.checked import broken, held
 from quarl.envs.seeds import episode_seed
+from quarl.errors import RAISED
 
 NUM_TRIALS = 3
 NUM_STEPS = 64
@@ -58,6 +59,6 @@ def _trace(env: gymnasium.Env[Any, Any], seed: int, actions: list[Any]) -> list[
             trace.append((np.asarray(observation).tobytes(), float(reward), bool(terminated), bool(truncated)))
             if terminated or truncated:
                 break
-    except Exception as error:
+    except RAISED as error:
         raise broken(env, error) from error
     return trace

@@ -22,7 +22,7 @@ from quarl.envs.checked import NOT_FINITE, OddError, broken, check_observation
 from quarl.envs.masks import allowed_in, is_masked, masks_of
 from quarl.envs.seeds import Stream, action_generator, episode_seed
 from quarl.envs.spaces import head_in
-from quarl.errors import QuarlError, note_once
+from quarl.errors import RAISED, QuarlError, note_once
 from quarl.policy.graph import Policy
 
 LOOK = 500
@@ -105,7 +105,7 @@ def play(setting: Play, run: Callable[[Array], Array], episodes: Iterable[int]) 
         slot.seed = episode_seed(stream, seed, index)
         try:
             take(slot.row, slot.env.reset(seed=slot.seed)[0])
-        except Exception as error:
+        except RAISED as error:
             raise broken(slot.env, error) from error
         if generators is not None:
             generators[slot.row] = action_generator(stream, seed, index)
@@ -157,7 +157,7 @@ def play(setting: Play, run: Callable[[Array], Array], episodes: Iterable[int]) 
                         take(row, observation, last=True)
                         success = info.get("is_success")
                         ended.append((slot, bool(terminated), None if success is None else bool(success)))
-            except Exception as error:
+            except RAISED as error:
                 raise broken(slot.env, error) from error
             if tick % LOOK == 0:
                 _look(max(tick - slot.start for slot in live), live[0].env, setting.bound or LONGEST)
@@ -215,5 +215,5 @@ class _Slot:
 
     def close(self) -> None:
         if self.env is not None:
-            with contextlib.suppress(Exception):  # its episodes are played
+            with contextlib.suppress(*RAISED):  # its episodes are played
                 self.env.close()

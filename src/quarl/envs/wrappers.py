@@ -17,7 +17,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.envs.bound import check_numbers
-from quarl.errors import QuarlError, first_line
+from quarl.errors import RAISED, QuarlError, first_line
 from quarl.policy.graph import Policy
 from quarl.policy.inputs import Input, flatten, has_channels_last
 from quarl.readers.zoo import MAX_FRAMES
@@ -88,7 +88,7 @@ def wrap(env: gymnasium.Env[Any, Any], wrappers: Wrappers) -> gymnasium.Env[Any,
             if cls.__name__ in ("AtariWrapper", "WarpFrame") and shape[2:] != (3,):
                 raise ValueError(f"it reads images in colour, not observations of shape {shape}; drop it")
             env = cls(env, **kwargs)
-        except Exception as error:  # any constructor, fed with a file's arguments
+        except RAISED as error:  # any constructor, fed with a file's arguments
             said = f"wrapper {dotted} cannot be applied with {dict(kwargs)}: {first_line(error)}"
             raise QuarlError(said) from None
     return env

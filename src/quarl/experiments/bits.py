@@ -35,6 +35,10 @@ NARROWER = {"bytes": (7, 6, 5, 4, 3, 2), "latency": (4,)}
 TRIED = "Bits of layers in the order in which they were tried"
 
 
+def _accepted(accepted: bool, seeds: str, bits_mean: float) -> str:
+    return "yes" if accepted else "start" if seeds == "validation" and bits_mean == 8 else "no"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssignmentRow(Row):
     """Bits of all layers that were played with, in the order in which they were tried."""
@@ -56,9 +60,10 @@ class AssignmentRow(Row):
     """Mean of the paired differences to fp32, a loss being negative, and the ends of its 95 % interval."""
     difference_low: float
     difference_high: float
-    accepted: Annotated[bool, Column("accepted", {True: "yes", False: "no"}.__getitem__)]
+    accepted: Annotated[bool, Column("accepted", _accepted, of=("accepted", "seeds", "bits_mean"))]
     """In validation: a loss of half of what is allowed at most, or less where no more could be shown; on fresh ones, an
-    interval that excludes a larger loss than is allowed."""
+    interval that excludes a larger loss than is allowed. The search starts from int8, which validation need not
+    accept: the table says "start" then."""
 
 
 def choose(
@@ -101,6 +106,15 @@ def choose(
         f"{row.episodes:,} fresh episodes exclude a loss of {row.margin_pct:g} %. A larger one passes in at most "
         f"{2.5 * attempt:g} % of such searches."
     ]
+    narrower = [each for each in search.rows if each.bits_mean < 8]
+    if not number and narrower:
+        nearest = max(narrower, key=lambda each: each.bits_mean)
+        bits = " ".join(map(str, nearest.bits_of_layers.values()))
+        difference = formats.estimate(nearest.difference, nearest.difference_low, nearest.difference_high)
+        said.append(
+            f"int8 stays, as no assignment of fewer bits was accepted: the nearest, {bits}, differs from fp32 by "
+            f"{difference} in {nearest.episodes:,} episodes of {nearest.seeds}."
+        )
     for name, by_bits in errors.items():
         each = ", ".join(f"{error:.2g} at {bits}" for bits, error in by_bits.items())
         said.append(f"{name} has {row.bits_of_layers[name]} bits; its action error by bits: {each}.")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from quarl.errors import QuarlError
-from quarl.experiments.cells import DONE, FAILED, NA, NAMES, RUNNING, TODO, Cell, Named
+from quarl.experiments.cells import ACTORQ, DONE, FAILED, NA, NAMES, PTQ, RUNNING, TODO, TRAIN, Cell, Named
 from quarl.processes.pool import Ended
 
 NAME = "study.sqlite"
@@ -44,6 +44,9 @@ CREATE TABLE cells (
 """
 COLUMNS = (*NAMES, "episodes")
 """Of a cell, by the same names."""
+WEIGHTS, REACHED = ("weight_min", "weight_max", "weight_std"), ("target", "reached_s", "clock_s")
+NEEDED: Mapping[str, tuple[str, ...]] = {TRAIN: ("agent",), PTQ: ("returns", *WEIGHTS), ACTORQ: ("returns", *REACHED)}
+"""Values without which no table can be made of a finished cell, by its method; of others, the returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +70,15 @@ def refuse_older(folder: Path) -> None:
             f"{folder} holds cells of an older QuaRL, whose tables stay as they are: choose another -o, or remove its "
             "folder cells to measure anew"
         )
+
+
+def _is_whole(method: str, result: Mapping[str, Any]) -> bool:
+    """Tell whether the result of a finished cell has what tables are made of, as numbers."""
+    needed, returns = NEEDED.get(method, ("returns",)), result.get("returns", [0])
+    numbers = [result.get(name) for name in (*WEIGHTS, *REACHED)]
+    if not isinstance(returns, list) or not returns or not result.keys() >= {*needed}:
+        return False
+    return all(type(n) in (int, float) for n in (*returns, *(n for n in numbers if n is not None)))
 
 
 class Store:
@@ -186,7 +198,11 @@ class Store:
             rows = self._db.execute(
                 f"SELECT {', '.join(names)} FROM cells WHERE place IS NOT NULL ORDER BY place"
             ).fetchall()
-        return [Record(**dict(zip(names[:-1], row[:-1], strict=True)), result=self._parsed(row[-1])) for row in rows]
+        records = [Record(**dict(zip(names[:-1], row[:-1], strict=True)), result=self._parsed(row[-1])) for row in rows]
+        for record in records:
+            if record.state == DONE and not _is_whole(record.method, record.result):
+                raise self._damaged(f"the row of cell {record.key[:40]} lacks what its method measures")
+        return records
 
     def _make(self, *, create: bool) -> None:
         if not create:
@@ -201,12 +217,17 @@ class Store:
             self._db.execute(f"PRAGMA user_version = {VERSION}")
 
     def _parsed(self, text: str | None) -> Mapping[str, Any]:
-        """The values of a JSON text by name; empty where there is none."""
+        """Return the values of a JSON text by name; none without a text."""
         try:
-            values = None if text is None else json.loads(text)
+            values = {} if text is None else json.loads(text)
         except (ValueError, RecursionError):
-            raise QuarlError(f"{self.path} is damaged: a row is no JSON; run the study in another folder") from None
-        return values if isinstance(values, dict) else {}
+            raise self._damaged("a row is not JSON") from None
+        if not isinstance(values, dict):
+            raise self._damaged(f"a row holds a {type(values).__name__}, not values by name")
+        return values
+
+    def _damaged(self, why: str) -> QuarlError:
+        return QuarlError(f"{self.path} is damaged: {why}; run the study in another folder")
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -338,7 +338,9 @@ def integer_bits(text: str | int, activations: int | None = 8) -> tuple[int, int
     >>> integer_bits("int4"), integer_bits("w4a8e6"), integer_bits("w4"), integer_bits("fp16")
     ((4, 8, None), (4, 8, 6), (4, None, None), None)
     """
-    match = re.fullmatch(r"(?:(?:int)?(\d{1,4})|w(\d{1,4})(?:a(\d{1,4}))?)(?:e(\d{1,4}))?", str(text).lower())
+    match = re.fullmatch(
+        r"(?:(?:int)?([0-9]{1,4})|w([0-9]{1,4})(?:a([0-9]{1,4}))?)(?:e([0-9]{1,4}))?", str(text).lower()
+    )
     if match is None:
         return None
     both, weights, apart, edges = (int(digits) if digits else None for digits in match.groups())
@@ -350,7 +352,7 @@ def edge_bits(said: str | int) -> int | None:
     if said == "same":
         return None
     text = str(said)
-    if not (text.isdecimal() and 2 <= int(text) <= 16):
+    if not (text.isascii() and text.isdecimal() and 2 <= int(text) <= 16):
         raise QuarlError(f"--edge-bits is {text[:60]!r}; use 2..16, or same for one width in all layers")
     return int(text)
 

@@ -47,17 +47,28 @@ PACKAGES = ("stable_baselines3.common.atari_wrappers", "gymnasium.wrappers", "sb
 
 
 def from_module(
-    module: nn.Module,
+    module: nn.Module | torch.export.ExportedProgram,
     observation_shape: tuple[int, ...],
     *,
     head: ActionHead,
     observation_dtype: Literal["float32", "uint8"] = "float32",
     inputs: tuple[Input, ...] = (),
 ) -> Policy:
-    """The policy that `module` computes: one output row for each observation of `observation_shape`.
+    """Return the policy that `module` computes: one output row for each observation of `observation_shape`.
 
-    Raises UnsupportedError naming the first operator outside the set and the module that calls it.
+    Args:
+        module: A network, or the ExportedProgram of one.
+        observation_shape: Of one observation.
+        head: What the output means.
+        observation_dtype: Of the observations.
+        inputs: Parts of an observation that is a row of several.
+
+    Raises:
+        UnsupportedError: Names the first operator outside the set and the module that calls it.
     """
+    module = module.module() if isinstance(module, torch.export.ExportedProgram) else module
+    if not isinstance(module, nn.Module):
+        raise QuarlError(f"module is a {type(module).__name__}: give an nn.Module, or an ExportedProgram of one")
     if any(getattr(getattr(layer, "table", None), "active", False) for layer in module.modules()):
         raise UnsupportedError(
             "the module is of a model that quantization-aware training rounds: give the model to quarl.from_sb3"

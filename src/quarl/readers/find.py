@@ -84,9 +84,9 @@ def settings_folder(model: Path) -> Path | None:
     In a repository of the Hugging Face hub they lie in the zip's own folder, and a folder called after the zip holds
     the zip unpacked.
     """
-    if (model.parent / "config.yml").is_file() and (model.parent / "args.yml").is_file():
+    if (model.parent / "config.yml").exists() and (model.parent / "args.yml").exists():
         return model.parent
-    return next((place for place in called_after(model) if any((place / name).is_file() for name in BESIDE)), None)
+    return next((place for place in called_after(model) if any((place / name).exists() for name in BESIDE)), None)
 
 
 def called_after(model: Path) -> list[Path]:

@@ -40,12 +40,12 @@ def choose(model: Path, settings: Sequence[Path]) -> Path | None:
     either. Among several, names pair them, as Stable-Baselines3's callbacks make them: PREFIX_N_steps.zip with
     PREFIX_vecnormalize_N_steps.pkl. QuarlError where that leaves a choice: another's statistics change actions.
     """
-    if own_statistics(model).is_file():
+    if own_statistics(model).exists():
         return own_statistics(model)
     if called := [file for file in _statistics(model.parent) if _subject(file) == _subject(model) != ()]:
         return _one(model, called, [])
     for folder in settings:
-        standard = [folder / name for name in NAMES if (folder / name).is_file()]
+        standard = [folder / name for name in NAMES if (folder / name).exists()]
         if candidates := standard or ([] if folder == model.parent else _statistics(folder)):
             return _one(model, candidates, [])
     for folder in (model.parent, Path(os.path.normpath(model.parent / ".."))):
@@ -97,5 +97,5 @@ def _is_agent(path: Path) -> bool:
 
 def _files(folder: Path) -> list[Path]:
     with contextlib.suppress(OSError):  # a folder that cannot be listed holds nothing that could be read
-        return sorted(path for path in folder.iterdir() if path.is_file())
+        return sorted(path for path in folder.iterdir() if not path.is_dir())
     return []

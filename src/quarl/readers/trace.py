@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -78,14 +78,23 @@ def _export(module: nn.Module, examples: tuple[torch.Tensor, ...]) -> torch.expo
             return torch.export.export(module, examples, strict=False)
         except Exception as error:  # its errors have no common base; all of them mean the same here
             reason = first_line(error)[:200]
-    raise UnsupportedError(f"torch.export cannot follow {type(module).__name__}: {reason}")
+    fix = (
+        "; export it with dynamic_shapes that leave its batch open" if isinstance(module, torch.fx.GraphModule) else ""
+    )
+    raise UnsupportedError(f"torch.export cannot follow {type(module).__name__}: {reason}{fix}")
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside (dropout off), every submodule's own mode restored after."""
+    """Switch to evaluation mode inside (dropout off), and restore every submodule's own mode after.
+
+    The module of an ExportedProgram keeps the mode that it was exported in, which its calls name.
+    """
     modes = [(child, child.training) for child in module.modules()]
-    module.eval()
+    with suppress(NotImplementedError):
+        module.eval()
+    for child, _ in modes:
+        child.training = False
     try:
         yield
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quarl.formats import counted
+from quarl.formats import counted, number
 from quarl.quant.spec import FLOAT_BITS
 from quarl.report.schema import Fields
 from quarl.rows import by
@@ -18,7 +18,7 @@ def assess(rows: Sequence[Fields]) -> list[str]:
         few = f"{counted(base['episodes'], 'episode')} {'is' if base['episodes'] == 1 else 'are'}"
         sentences = [f"No verdict: {few} too few, take {FEWEST_EPISODES} or more."]
     else:
-        sentences = [*_verdicts(rows, base), *_unstable(rows, base), *_undecided(rows, base)]
+        sentences = [*_verdicts(rows, base), *_unpaired(rows, base), *_unstable(rows, base), *_undecided(rows, base)]
     measured = {row["precision"] for row in rows if row["measured"]}
     names = (
         f"{row['precision']} with scheme {row['scheme']}" if row["precision"] in measured else row["precision"]
@@ -28,6 +28,18 @@ def assess(rows: Sequence[Fields]) -> list[str]:
     if simulated := list(dict.fromkeys(names)):
         sentences.append(f"{listed(simulated)}: simulated in float, so returns hold, latency and file size do not.")
     return sentences
+
+
+def _unpaired(rows: Sequence[Fields], base: Fields) -> list[str]:
+    """Return the means over common episodes, if some row has not as many as fp32."""
+    pairs = [
+        f"{row['precision']} {number(row['mean'])} and fp32 {number(row['mean'] - row['difference'])} "
+        f"({row['episodes']:,})"
+        for row in rows
+        if row["episodes"] != base["episodes"]
+    ]
+    what = "Returns are means over different numbers of episodes; over those that both played,"
+    return [f"{what} {listed(pairs)}."] if pairs else []
 
 
 def _unstable(rows: Sequence[Fields], base: Fields) -> list[str]:
@@ -42,14 +54,17 @@ def _unstable(rows: Sequence[Fields], base: Fields) -> list[str]:
 
 
 def _undecided(rows: Sequence[Fields], base: Fields) -> list[str]:
-    """Of each row without a verdict at the cap, how many episodes it takes if mean and spread stay as they are."""
-    sentences = []
-    for row in (row for row in rows if row is not base and row["max_episodes"] and row["verdict"] == UNDECIDED):
-        distance = abs(row["difference"] + row["margin_pct"] / 100 * abs(base["mean"])) or float("nan")
-        needed = row["episodes"] * ((row["difference_high"] - row["difference_low"]) / 2 / distance) ** 2
-        some = f"some {float(f'{needed:.2g}'):,.0f}" if needed < 1e6 else "over a million"
-        sentences.append(f"{row['precision']} has no verdict after {row['episodes']:,} episodes; it takes {some}.")
-    return sentences
+    open_ = (row for row in rows if row is not base and row["max_episodes"] and row["verdict"] == UNDECIDED)
+    return [f"{takes_more(row, base['mean'])}." for row in open_]
+
+
+def takes_more(row: Fields, exact: float) -> str:
+    """Say how many episodes a verdict on the row takes if mean and spread stay as they are; exact: mean of fp32."""
+    distance = abs(row["difference"] + row["margin_pct"] / 100 * abs(exact)) or float("nan")
+    needed = row["episodes"] * ((row["difference_high"] - row["difference_low"]) / 2 / distance) ** 2
+    some = f"some {float(f'{needed:.2g}'):,.0f}" if needed < 1e6 else "over a million"
+    some = some if row["episodes"] >= FEWEST_EPISODES else f"{FEWEST_EPISODES} or more"
+    return f"{row['precision']} has no verdict after {row['episodes']:,} episodes; it takes {some}"
 
 
 def _verdicts(rows: Sequence[Fields], base: Fields) -> list[str]:

@@ -29,7 +29,7 @@ from quarl.runs import checkpoint_file, checkpoint_model
 from quarl.runs.checkpoint_file import CheckpointError as CheckpointError
 from quarl.runs.checkpoint_file import DamagedError
 
-NAME = re.compile(r"checkpoint-(\d{10,18})\.safetensors")
+NAME = re.compile(r"checkpoint-([0-9]{10,18})\.safetensors")
 REPLAY, RANDOM = "replay/", "random/"
 
 

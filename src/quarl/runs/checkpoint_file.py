@@ -77,7 +77,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 def _sweep(folder: Path) -> None:
     """Removes what killed writers left; a living one holds the lock of its file, whatever its process id is by now."""
-    for path in folder.glob(f"{TEMPORARY}*.tmp"):
+    for path in filter(Path.is_file, folder.glob(f"{TEMPORARY}*.tmp")):
         with contextlib.suppress(OSError), path.open("rb") as file:
             if hold(file.fileno()):
                 path.unlink()
@@ -105,6 +105,8 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
 def _checked_manifest(path: Path) -> Any:
     """The manifest, once the header is known to be exactly the one that we write for it."""
     size = path.stat().st_size
+    if not path.is_file():  # to open a pipe would wait for its writer
+        raise DamagedError("it is not a regular file")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if not 0 < length <= min(size - 8, MAX_HEADER):

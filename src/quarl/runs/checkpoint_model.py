@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -14,6 +15,7 @@ from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 
 Facts = dict[str, Any]
+T = TypeVar("T")
 COUNTERS = (
     "num_timesteps",
     "_n_updates",
@@ -54,7 +56,8 @@ def take(model: BaseAlgorithm) -> tuple[Facts, dict[str, Array]]:
                 else:
                     numbers.setdefault(str(index), {})[key] = value
         groups = [{**group, "params": len(group["params"])} for group in state["param_groups"]]
-        optimizers[name] = {"class": type(optimizer).__name__, "groups": groups, "numbers": numbers}
+        kept = sorted(key for key, _ in _below(name, tensors))
+        optimizers[name] = {"class": type(optimizer).__name__, "groups": groups, "numbers": numbers, "tensors": kept}
     _check_finite(model, tensors)
     facts = {
         "identity": identity(model),
@@ -218,6 +221,10 @@ def _check_optimizer(name: str, optimizer: torch.optim.Optimizer, saved: Facts, 
             raise QuarlError(
                 f"the state of its {name} has shape {array.shape} for parameter {index}, whose shape differs"
             )
+    names = {key for key, _ in _below(name, arrays)}
+    whole = {f"{index}/{entry}" for index, entry in product(indices, {key.partition("/")[2] for key in names})}
+    if missing := sorted((whole | {*saved.get("tensors", ())}) - names):
+        raise QuarlError(f"the state of its {name} lacks {missing[0]}; the checkpoint is damaged")
     if groups != [group["params"] for group in saved["groups"]] or not indices <= set(range(len(parameters))):
         raise QuarlError(f"its {name} steps other parameters than this run's; resume with the options of the first run")
     _groups(optimizer, saved)
@@ -241,6 +248,6 @@ def _like(present: Any, saved: Any) -> Any:
     return saved
 
 
-def _below(name: str, arrays: Mapping[str, Array]) -> list[tuple[str, Array]]:
-    """(rest of the name, array) of those whose names start with `name/`."""
+def _below(name: str, arrays: Mapping[str, T]) -> list[tuple[str, T]]:
+    """Return (rest of the name, array) of those whose names start with `name/`."""
     return [(key[len(name) + 1 :], array) for key, array in arrays.items() if key.startswith(f"{name}/")]

@@ -20,7 +20,7 @@ from quarl.config.learner import LearnerOptions
 from quarl.envs import make_for, resolve
 from quarl.envs.checked import BrokenEnvironmentError, held
 from quarl.envs.seeds import Stream, episode_seed
-from quarl.errors import QuarlError, in_one_line
+from quarl.errors import RAISED, QuarlError, in_one_line
 from quarl.evaluation import Evaluation, evaluate
 from quarl.files import Dispensable
 from quarl.policy.graph import Policy, QuantizedPolicy
@@ -174,7 +174,7 @@ class BestEvaluator(Evaluator):
                 with held(partial(make_for, policy, self.config.env)) as env:
                     env.reset(seed=episode_seed("probe", self.config.seed, 0))
                 self._is_alone = False
-            except Exception as error:  # whatever a simulator raises
+            except RAISED as error:  # whatever a simulator raises
                 self._is_alone = True
                 alone = f"no second environment can be made ({in_one_line(error)})"
                 self._say(f"{alone}: evaluations are played in the learner's, whose episodes they end")
