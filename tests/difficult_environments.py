@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import sys
 import threading
 
 import gymnasium
@@ -44,6 +45,23 @@ class Raising(Line):
         if self.is_faulty:
             raise ConnectionError("simulator connection lost")
         return super().step(action)
+
+
+class Exiting(Line):
+    def step(self, action):
+        if self.is_faulty:
+            sys.exit("no licence")
+        return super().step(action)
+
+
+class ExitingAtReset(Line):
+    def reset(self, *, seed=None, options=None):
+        sys.exit(3)
+
+
+class ExitingWhenMade(Line):
+    def __init__(self, **kwargs):
+        sys.exit(3)
 
 
 class NanObservation(Line):
@@ -201,6 +219,8 @@ class Images(gymnasium.Env):
 STEPS = 50
 """Of an episode."""
 for one in (Line, Raising, NanObservation, InfiniteReward, ArrayReward, OldStep, OldReset, Unseeded, Listing, Doubles):
+    register(f"{one.__name__}-v0", entry_point=one, max_episode_steps=STEPS)
+for one in (Exiting, ExitingAtReset, ExitingWhenMade):
     register(f"{one.__name__}-v0", entry_point=one, max_episode_steps=STEPS)
 for one in (Short, ShortLater, Fractions, NanAtTheEnd, Single, SingleWorld, Device, Unclosable, Images):
     register(f"{one.__name__}-v0", entry_point=one, max_episode_steps=STEPS)

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import require
 from gymnasium.envs.registration import registry
 from stable_baselines3 import DQN
 
 import contracts
+import require
 from networks import dense
 from quarl import __version__
 from quarl.cli import main, parse

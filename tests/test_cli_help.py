@@ -9,21 +9,26 @@ import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from typing import get_args, get_type_hints
 
 import pytest
 
+import quarl
 import require
 from networks import dense
 from quarl import errors
 from quarl.cli import main, parse
-from quarl.config import VERBS, ActorQConfig
-from quarl.config.base import summary
+from quarl.config import VERBS, ActorQConfig, DistillConfig, PtqConfig
+from quarl.config.base import check_device, hyperparameters, layer_widths, summary
 from quarl.config.completion import SHELLS, script
 from quarl.config.groups import ORDER, WHAT
 from quarl.config.options import Option, options
 from quarl.config.words import below, help_of
+from quarl.envs import resolve
+from quarl.errors import QuarlError
 from quarl.policy import artifact
 from quarl.policy.graph import Provenance
+from quarl.quant.spec import QuantSpec
 
 CONFIGS = {verb.verb: verb for kind in VERBS for verb in below(kind)}
 CHOICES = [(verb, option) for verb, config in CONFIGS.items() for option in options(config) if option.choices]
@@ -308,3 +313,46 @@ def test_a_model_may_lack_its_ending_and_several_are_looked_for(policy, capsys, 
     assert "no file" not in capsys.readouterr().err
     assert main(["inspect", policy, "other.onnx"]) == 2
     assert capsys.readouterr().err == "quarl: no file other.onnx; check the path\n"
+
+
+DIGITS = ("１２", "１", "٣", "1２")
+NUMERIC = [
+    (verb, option.names[-1])
+    for verb, config in CONFIGS.items()
+    for option in options(config)
+    if option.names
+    and {int, float} & {*get_args(hint := get_type_hints(config)[option.names[-1][2:].replace("-", "_")]), hint}
+]
+
+
+@pytest.mark.parametrize(("verb", "name"), NUMERIC)
+def test_a_number_in_the_digits_of_another_script_is_refused(verb, name):
+    for digits in DIGITS:
+        with pytest.raises(QuarlError, match=digits):
+            parse([*verb.split(), name, digits])
+
+
+@pytest.mark.parametrize("digits", DIGITS)
+def test_such_digits_are_refused_within_words_too(digits):
+    for words in (f"w{digits}", f"int{digits}", f"int4e{digits}", digits):
+        with pytest.raises(QuarlError, match="precision"):
+            QuantSpec.parse(words)
+    for call in (
+        lambda: QuantSpec.parse("4", edges=digits),
+        lambda: resolve(f"CartPole-v{digits}"),
+        lambda: check_device(f"cuda:{digits}"),
+        lambda: layer_widths(f"256,{digits}", "--net-arch"),
+        lambda: hyperparameters((f"n_steps:{digits}",)),
+        lambda: DistillConfig(model=("m",), budget=f"{digits}m").check(),
+        lambda: PtqConfig(model=("m",), auto=True, max_loss=digits).check(),
+    ):
+        with pytest.raises(QuarlError, match=digits):
+            call()
+
+
+@pytest.mark.parametrize("word", ["x", "x%", "nan", "2 %", "-1", "1e400", "%"])
+def test_a_max_loss_that_is_not_a_number_is_named(word):
+    with pytest.raises(QuarlError, match=re.escape(f"--max-loss is {word!r}; use a percentage between 0 and 100")):
+        PtqConfig(model=("m",), auto=True, max_loss=word).check()
+    with pytest.raises(QuarlError, match=r"max_loss is 'x'; use a percentage"):
+        quarl.ptq(quarl.Agent(dense([4, 16, 2])), auto=True, max_loss="x")

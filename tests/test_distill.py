@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ import torch
 import networks
 import quarl
 from quarl import cli, evaluation
+from quarl.commands import distill
 from quarl.distillation import rounds
 from quarl.files import locked
 from quarl.policy import artifact
@@ -47,7 +50,7 @@ def test_a_folder_holds_the_policy_its_row_and_how_it_came_about(agents, tmp_pat
     assert (eight["round"], eight["updates"], eight["states"], eight["verdict"]) == (0, 0, 0, "non-inferior")
     assert eight["mean"] == eight["mean_calibrated"] == eight["mean_fp32"] == 500
     assert "int8, calibrated: return 500.0, non-inferior" in out.err
-    assert "int8: calibration's codes are what stays" in out.out
+    assert "int8: calibration's codes stay; validation asked for no training." in out.out
 
 
 @pytest.mark.parametrize(
@@ -306,3 +309,37 @@ def test_distill_mixes_no_two_agents_and_no_two_runs(tmp_path, capsys, monkeypat
     assert "replaced in out: " in capsys.readouterr().out
     words[1] = "two.safetensors"
     assert "out holds results of one.safetensors: choose another -o, or remove them" in refused()
+
+
+@pytest.mark.parametrize(
+    ("updates", "row", "said"),
+    [
+        ([0], {}, "int4: calibration's codes stay; validation asked for no training."),
+        ([0, 20, 40], {}, "int4: calibration's codes stay; none of 40 updates did better in validation."),
+        ([0, 20], {"round": 1}, "int4: 80.0 calibrated, 95.0 distilled, of 100 in fp32."),
+        (
+            [0],
+            {"verdict": "undecided"},
+            "int4 has no verdict after 100 episodes; it takes some 400: raise --episodes, and ",
+        ),
+        (
+            [0],
+            {"verdict": "undecided", "max_episodes": 100},
+            "it takes some 400: raise --max-episodes, and --validation",
+        ),
+        (
+            [0],
+            {"verdict": "undecided", "episodes": 9},
+            "int4 has no verdict after 9 episodes; it takes 10 or more: raise",
+        ),
+        ([0], {"verdict": "inferior"}, "int4 is inferior: raise --rounds or --updates, or take more bits."),
+    ],
+)
+def test_what_came_of_a_precision_names_the_next_step(updates, row, said):
+    about = dict.fromkeys(field.name for field in dataclasses.fields(distill.DistillRow)) | {"precision": "int4"}
+    about |= {"mean": 95.0, "mean_calibrated": 80.0, "mean_fp32": 100.0, "margin_pct": 5.0, "episodes": 100, "round": 0}
+    about |= {"difference": -10.0, "difference_low": -20.0, "difference_high": 0.0, "verdict": "non-inferior"}
+    snapshots = [SimpleNamespace(updates=number) for number in updates]
+    sentence = distill._sentence(distill.DistillRow(**about | row), snapshots)
+    assert said in sentence
+    assert (sentence == said) == said.startswith("int4:")

@@ -317,3 +317,16 @@ def test_equal_successes_still_leave_a_doubt() -> None:
     drop = drop_interval(np.ones(98, bool), np.ones(98, bool))
     assert drop.point == 0.0
     assert drop.high == -drop.low == pytest.approx(1.96 * np.sqrt(2 / 100 / 100), rel=1e-4)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 49, 1000])
+def test_shares_of_successes_and_their_ends_stay_within_what_shares_can_be(n: int) -> None:
+    for wins in {0, 1, n // 2, n}:
+        won = np.arange(n) < wins
+        share = wilson_interval(won)
+        assert 0 <= share.low <= share.point <= share.high <= 1
+        for other in (won, ~won, np.ones(n, bool), np.zeros(n, bool)):
+            drop = drop_interval(won, other)
+            assert -1 <= drop.low <= drop.point <= drop.high <= 1
+    assert wilson_interval(np.zeros(n, bool)).low == 0
+    assert wilson_interval(np.ones(n, bool)).high == 1

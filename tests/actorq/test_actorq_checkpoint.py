@@ -23,7 +23,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from quarl import files
 from quarl.actorq.replay import SegmentReplay
 from quarl.errors import QuarlError
-from quarl.runs import checkpoint, checkpoint_file
+from quarl.runs import checkpoint, checkpoint_file, checkpoint_model
 from quarl.runs.checkpoint import CheckpointError
 from quarl.runs.checkpoint_model import take
 from results import read
@@ -462,3 +462,34 @@ def test_a_header_that_is_no_header_is_damage_and_takes_no_time(tmp_path):
         file.truncate(2 * 10**10)
     with pytest.raises(checkpoint_file.DamagedError, match="cut short"):
         checkpoint_file.read(path)
+
+
+@pytest.mark.parametrize("cls", [DQN, SAC])
+def test_a_checkpoint_that_lacks_any_array_is_refused_before_the_model_changes(tmp_path, cls):
+    path = checkpoint.save(tmp_path, go_on(build(cls), 8), {})
+    manifest, arrays = checkpoint_file.read(path)
+    arrays = {name: array.copy() for name, array in arrays.items()}
+    facts = {key: manifest[key] for key in ("updates", "replay", "model", "state")}
+    optimizers = [name for name in arrays if "optimizer" in name]
+    without = [{name} for name in arrays if not name.startswith(checkpoint.RANDOM)]
+    first = optimizers[0].rpartition("/")[0]
+    without += [{name for name in arrays if name.startswith(f"{first}/")}, {*optimizers}]
+    assert optimizers[0] == next(iter(arrays))
+    model = build(cls, seed=1)
+    before = checkpoint_model.take(model)
+    for missing in without:
+        checkpoint_file.write(path, facts, {name: array for name, array in arrays.items() if name not in missing})
+        with pytest.raises(QuarlError, match=r"^cannot resume from .* (lacks|is missing) ") as caught:
+            checkpoint.restore(checkpoint.load_latest(tmp_path), model)
+        assert "\n" not in str(caught.value)
+        assert equal(before, checkpoint_model.take(model))
+
+
+def test_a_pipe_in_a_checkpoint_s_place_is_damage_and_is_not_opened(tmp_path):
+    older = checkpoint.save(tmp_path, stamped(build(), 1), {})
+    os.mkfifo(tmp_path / "checkpoint-0000000002.safetensors")
+    os.mkfifo(tmp_path / f"{checkpoint_file.TEMPORARY}7.tmp")
+    found = checkpoint.load_latest(tmp_path)
+    assert found.path == older
+    assert "it is not a regular file" in found.warnings[0]
+    checkpoint.save(tmp_path, stamped(build(), 3), {})

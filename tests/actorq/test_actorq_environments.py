@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import gymnasium
@@ -16,6 +17,7 @@ from quarl.actorq.environments import Environments, world_of
 from quarl.actorq.exploration import Explorer
 from quarl.actorq.options import adopt
 from quarl.config import ActorQConfig
+from quarl.envs.checked import BrokenEnvironmentError
 from quarl.policy.graph import ActionHead
 
 
@@ -128,3 +130,28 @@ def test_an_environment_that_cannot_be_made_anew_at_once_is_tried_again(monkeypa
     assert found._cells[Actor.ERRORS] == 5
     assert said == ["an environment raised RuntimeError: it broke; it is made anew"]
     assert slept == [0.1, 0.2, 0.4, 0.8, 1.6][:failures]
+
+
+class Exits(Fixed):
+    """Leaves the process at its `left`-th call."""
+
+    def __init__(self, left):
+        super().__init__(spaces.Box(-1, 1, (3,)), np.zeros(3, np.float32), np.zeros(3, np.float32))
+        self._left = left
+
+    def reset(self, *, seed=None, options=None):
+        self._left -= 1
+        if self._left < 0:
+            sys.exit(3)
+        return super().reset()
+
+
+def test_an_actor_s_environment_that_exits_is_replaced_and_at_last_named(monkeypatch):
+    monkeypatch.setattr("quarl.actorq.environments.PAUSE_S", 0.0)
+    found = world(monkeypatch, Exits(left=3), (3,), np.float32)
+    found.replace(0, SystemExit(3))  # the third reset is its last
+    assert found.sequence == [2, 0]
+    with pytest.raises(BrokenEnvironmentError, match="Exits raised SystemExit: 3"):
+        found.reset(1)
+    with pytest.raises(BrokenEnvironmentError, match="Exits raised SystemExit: 3"):
+        world(monkeypatch, Exits(left=0), (3,), np.float32)

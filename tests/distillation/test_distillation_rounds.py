@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from quarl.calibration import Calibrated
 from quarl.config import DistillConfig
 from quarl.distillation import rounds
 from quarl.distillation.validation import Validation
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, note_once
 from quarl.evaluation import record
 from quarl.policy import artifact
 from quarl.policy.graph import Provenance
@@ -116,3 +117,38 @@ def test_what_is_kept_goes_on_bit_for_bit_and_is_refused_where_a_bit_of_it_has_c
     for what, value in (("rounds", 3), ("seed", 1)):
         with pytest.raises(QuarlError, match=f"is of a run whose {what} is"):
             next(distill(calibrated, spec, dataclasses.replace(SHORT, **{what: value}), file=file))
+
+
+@pytest.mark.parametrize(
+    ("means", "rounds_made"), [([10, 9, 9, 9, 9], 2), ([10, 12, 11, 12, 13], 3), ([10, 11, 12, 13, 14], 4)]
+)
+def test_rounds_that_can_have_no_verdict_end_after_two_without_gain(
+    calibrated, means, rounds_made, monkeypatch, capsys
+):
+    note_once.cache_clear()
+    looks = iter(means)
+    config = dataclasses.replace(SHORT, rounds=4, updates=1, states=10, validation=9)
+    monkeypatch.setattr(
+        Validation, "look", lambda *_: ({"returns": np.full(9, next(looks)), "noninferior": False, "error": None}, 0.0)
+    )
+    found = list(distill(calibrated, QuantSpec.parse("int2"), config))
+    assert [each.round for each in found] == list(range(rounds_made + 1))
+    said = (
+        "no round can have a verdict (--validation 9 is below 10 episodes): training stops after 2 rounds without gain"
+    )
+    assert said in capsys.readouterr().err
+
+
+def test_why_no_verdict_is_possible_is_said_and_nothing_where_one_is(calibrated, monkeypatch):
+    assert Validation(calibrated.policy, SHORT).no_verdict == ""
+    recorded = Validation(calibrated.policy, SHORT, np.zeros((20, 4), np.float32))
+    assert recorded.no_verdict == "recorded observations have no return"
+    nothing = Validation(calibrated.policy, SHORT)
+    nothing.exact = dataclasses.replace(Validation(calibrated.policy, SHORT).exact, returns=np.zeros(12))
+    assert nothing.no_verdict.startswith("fp32's mean return is 0")
+
+
+def test_a_pipe_in_a_checkpoint_s_place_is_refused(calibrated, tmp_path):
+    os.mkfifo(file := tmp_path / "kept.safetensors")
+    with pytest.raises(QuarlError, match=r"kept.safetensors is damaged \(it is not a regular file\)"):
+        next(distill(calibrated, QuantSpec.parse("int2"), file=file))

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import difficult_environments
 from quarl import engines
+from quarl.__main__ import main
 from quarl.envs import make
 from quarl.envs.checked import BrokenEnvironmentError, Checked
 from quarl.errors import QuarlError, note_once
 from quarl.evaluation import evaluate, record
-from quarl.policy.graph import ActionHead, QuantizedPolicy
+from quarl.policy import artifact
+from quarl.policy.graph import ActionHead, Policy, QuantizedPolicy
 from quarl.policy.operators import Dense
 from quarl.quant.spec import QuantSpec
 
@@ -25,6 +29,8 @@ TO_THE_MIDDLE = QuantizedPolicy(
     spec=QuantSpec.parse("fp32"),
 )
 FAULTS = {
+    "Exiting": "Exiting-v0 raised SystemExit: no licence (difficult_environments.py, line ",
+    "ExitingAtReset": "ExitingAtReset-v0 raised SystemExit: 3 (difficult_environments.py, line ",
     "Raising": "Raising-v0 raised ConnectionError: simulator connection lost (difficult_environments.py, line ",
     "NanObservation": "NanObservation-v0 gave an observation that is NaN or infinite: mend its step() or reset()",
     "ArrayReward": "ArrayReward-v0: its step() returns a reward of shape (1,): return a number, as float(reward) is",
@@ -52,6 +58,29 @@ def test_a_worker_says_it_in_the_same_words():
     with pytest.raises(BrokenEnvironmentError) as caught:
         played("NanObservation", num_workers=2)
     assert str(caught.value) == FAULTS["NanObservation"]
+
+
+@pytest.mark.parametrize("verb", ["eval", "ptq", "train", "actorq"])
+@pytest.mark.parametrize("name", ["Exiting", "ExitingAtReset", "ExitingWhenMade"])
+def test_an_environment_that_exits_is_one_line_and_exit_code_2(verb, name, tmp_path, monkeypatch, capsys):
+    if (verb, name) == ("actorq", "Exiting"):
+        return  # it is replaced, as one that raises is: see the tests of an actor's environments
+    monkeypatch.chdir(tmp_path)
+    artifact.write(dataclasses.replace(TO_THE_MIDDLE, spec=QuantSpec.parse("fp32")), tmp_path / "a.safetensors")
+    words = {
+        "eval": ["a.safetensors", "--episodes", "1"],
+        "ptq": ["float.safetensors", "--episodes", "1"],
+        "train": ["--algo", "a2c", "-n", "64", "--eval-freq", "0", "--params", "n_steps:8", "n_envs:1"],
+        "actorq": ["--algo", "ddpg", "-n", "60", "--actors", "1"],
+    }[verb]
+    artifact.write(
+        Policy(observation_shape=(2,), ops=TO_THE_MIDDLE.ops, head=TO_THE_MIDDLE.head), Path("float.safetensors")
+    )
+    assert main([verb, *words, "--env", f"{HERE}{name}-v0"]) == 2
+    (*_, line) = capsys.readouterr().err.splitlines()
+    assert "SystemExit" in line
+    assert f"{name}-v0" in line
+    assert len([each for each in capsys.readouterr().err.splitlines() if "Traceback" in each]) == 0
 
 
 def test_infinite_rewards_are_refused_as_they_were():

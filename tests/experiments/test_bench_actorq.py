@@ -69,7 +69,7 @@ def test_a_damaged_cell_is_one_line(tmp_path):
     cells(tmp_path).get("a", {}, lambda: {"found": 1})
     with sqlite3.connect(tmp_path / "study.sqlite") as database:
         database.execute("UPDATE cells SET row = '{'")
-    with pytest.raises(QuarlError, match=r"study\.sqlite is damaged: a row is no JSON"):
+    with pytest.raises(QuarlError, match=r"study\.sqlite is damaged: a row is not JSON"):
         cells(tmp_path).get("a", {}, lambda: {})
 
 

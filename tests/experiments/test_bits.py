@@ -22,6 +22,7 @@ from quarl.experiments.methods import latency
 from quarl.policy import artifact
 from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.operators import Dense
+from quarl.report import schema, tables
 
 NAMES = st.sampled_from(["first", "hidden", "last"])
 ERRORS = st.dictionaries(st.sampled_from([7, 6, 5, 4, 3, 2]), st.floats(0, 1)).map(
@@ -101,6 +102,11 @@ def test_what_fresh_episodes_reject_gives_way_to_wider_bits_and_other_episodes_a
     assert seeds == [7 + attempt for attempt in range(len(fresh))]
     assert [row.accepted for row in fresh] == [False] * (len(fresh) - 1) + [True]
     assert [row.bits_mean for row in fresh] == sorted(row.bits_mean for row in fresh)
+    narrower = max((row for row in tried if row.bits_mean < 8), key=lambda row: row.bits_mean)
+    layers = " ".join(map(str, narrower.bits_of_layers.values()))
+    assert said[1].startswith(
+        f"int8 stays, as no assignment of fewer bits was accepted: the nearest, {layers}, differs"
+    )
     passes = f"A larger one passes in at most {2.5 * len(fresh):g} % of such searches."
     assert f"in attempt {len(fresh)}, 20 fresh episodes exclude a loss of 2 %. {passes}" in said[0]
 
@@ -177,3 +183,11 @@ def test_python_has_the_same_choice(chosen):
     assert [row.precision for row in table] == ["fp32", "int8", "mixed"]
     assert table[2].bits_of_layers == chosen[0][2].row.bits_of_layers
     assert repr(table.agents["mixed"]).startswith("Agent(dqn CartPole-v1, mixed dynamic, ")
+
+
+def test_the_table_calls_the_start_of_the_search_so_and_not_rejected(chosen):
+    first = schema.fields(chosen[1])[0]
+    assert (first["seeds"], first["bits_of_layers"]) == ("validation", {"first": 8, "last": 8})
+    others = ({"accepted": True}, {"bits_mean": 7.5}, {"seeds": "evaluation"})
+    shown = tables.cells(bits.AssignmentRow, [{**first, "accepted": False, **more} for more in ({}, *others)])
+    assert [cells[-1] for cells in shown.rows] == ["start", "yes", "no", "no"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from pathlib import Path
 
 import pytest
 
+from quarl.__main__ import main
 from quarl.errors import QuarlError
 from quarl.experiments import store
 from quarl.experiments.cells import Cell
@@ -22,7 +24,7 @@ def cell(precision: str, na: str = "") -> Cell:
 
 
 EIGHT, FOUR = cell("int8"), cell("int4")
-RESULT = {"returns": [1.5, 0.1 + 0.2], "measured": True}
+RESULT = {"returns": [1.5, 0.1 + 0.2], "measured": True, "weight_min": -1.0, "weight_max": 1.0, "weight_std": 0.5}
 
 
 @pytest.fixture
@@ -127,3 +129,43 @@ def test_who_reads_does_not_wait_for_who_writes(filled: Path):
         writing._db.execute("UPDATE cells SET state = 'failed'")
         assert reading.states()[EIGHT.key] == "done"
         writing._db.execute("ROLLBACK")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "[]",
+        "{}",
+        "5",
+        "null",
+        "{",
+        '{"returns": []}',
+        '{"returns": {}}',
+        '{"returns": [1, null]}',
+        '{"returns": ["1"]}',
+        '{"returns": [true]}',
+        '{"returns": [1.0]}',
+        '{"returns": [1.0], "weight_min": "0", "weight_max": 1, "weight_std": 1}',
+    ],
+)
+@pytest.mark.parametrize("verb", ["report", "status"])
+def test_a_row_that_no_cell_measured_is_one_line_in_every_verb(row: str, verb: str, filled: Path, capsys):
+    with sqlite3.connect(filled / store.NAME) as database:
+        database.execute("UPDATE cells SET row = ? WHERE state = 'done'", (row,))
+    assert main(["study", verb, str(filled)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"quarl: {filled / store.NAME} is damaged: ")
+
+
+@pytest.mark.parametrize("document", ["[]", "5", "{"])
+def test_a_study_that_is_not_values_by_name_is_one_line(document: str, filled: Path, capsys):
+    with sqlite3.connect(filled / store.NAME) as database:
+        database.execute("UPDATE study SET file = ?", (document,))
+    assert main(["study", "report", str(filled)]) == 2
+    assert "is damaged: a row " in capsys.readouterr().err
+
+
+def test_a_pipe_is_not_a_study(tmp_path: Path, capsys):
+    os.mkfifo(tmp_path / store.NAME)
+    assert main(["study", "status", str(tmp_path)]) == 2
+    assert "no study in " in capsys.readouterr().err

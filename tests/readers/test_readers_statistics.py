@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -225,3 +226,18 @@ def test_agents_of_stable_baselines_2_have_theirs_beside_them_or_are_asked(agent
 def test_training_takes_statistics_with_the_agent_they_are_of(capsys: pytest.CaptureFixture[str]):
     assert main(["train", "--env", "CartPole-v1", "--normalize", "none"]) == 2
     assert "--normalize says how a trained agent observed: add -i MODEL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name", ["agent_vecnormalize.pkl", "vecnormalize.pkl", "agent/vecnormalize.pkl", "agent/config.yml"]
+)
+def test_a_pipe_beside_an_agent_is_refused_and_neither_opened_nor_passed_over(name: str, made: Path, tmp_path: Path):
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent.zip").write_bytes((made / "agent.zip").read_bytes())
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(QuarlError, match=f"{name} is not a regular file"):
+        read(tmp_path / "agent.zip")
+    os.mkfifo(tmp_path / "pipe")
+    for path, normalize in ((tmp_path / "agent.zip", tmp_path / "pipe"), (tmp_path / "pipe", None)):
+        with pytest.raises(QuarlError, match="is not a regular file"):
+            read(path, normalize=normalize)

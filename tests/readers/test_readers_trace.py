@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from quarl.engines.reference import as_float
-from quarl.errors import UnsupportedError
+from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.graph import ActionHead
 from quarl.policy.operators import Add, Concat, LayerNorm, Normalize, Scale
 from quarl.readers.extract import from_module
@@ -147,3 +147,30 @@ def test_an_activation_in_place_is_followed_where_nothing_else_reads_its_input()
     with torch.no_grad():
         expected = module(torch.as_tensor(rows)).numpy()
     np.testing.assert_allclose(as_float(policy, rows)[policy.output], expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_exported_program_is_read_as_the_module_that_it_was_made_of(strict: bool, whole: bool):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2)).eval()
+    module[1].running_mean.uniform_(-1, 1)
+    rows, batch = torch.randn(20, 3), {0: torch.export.Dim("batch")}
+
+    def read(dynamic: Any = (batch,), size: int = 4) -> Any:
+        program = torch.export.export(module, (rows[:size],), dynamic_shapes=dynamic, strict=strict)
+        return from_module(program if whole else program.module(), (3,), head=ActionHead("argmax"))  # type: ignore[arg-type]
+
+    policy = read()
+    expected = module(rows).detach().numpy()
+    np.testing.assert_allclose(as_float(policy, rows.numpy())[policy.output], expected, rtol=0, atol=1e-5)
+    # what was exported for training draws random numbers, or has the statistics of a batch
+    module.train()
+    with pytest.raises(UnsupportedError, match=r"^module '[13]' \("):
+        read()
+
+
+@pytest.mark.parametrize("other", [lambda x: x, {}, "net.pt", nn.Linear])
+def test_what_is_not_a_module_is_one_line(other: Any):
+    with pytest.raises(QuarlError, match=r"^module is a .*: give an nn.Module, or an ExportedProgram of one$"):
+        from_module(other, (3,), head=ActionHead("argmax"))

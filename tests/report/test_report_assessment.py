@@ -81,3 +81,14 @@ def test_what_the_most_episodes_left_open_takes_four_times_as_many_to_halve_its_
     assert "fp16 has no verdict after 400 episodes; it takes some 1,600." in assess(rows)
     rows[1] |= {"difference": -10.0}
     assert "fp16 has no verdict after 400 episodes; it takes over a million." in assess(rows)
+
+
+def test_means_over_different_episodes_stand_beside_fp32_over_the_same_ones(rows):
+    before = assess(rows)
+    rows[0] |= {"mean": 90.0, "episodes": 120}
+    for row in rows[1:]:
+        row |= {"mean": 88.0, "difference": -4.0, "episodes": 120}
+    assert assess(rows) == before
+    rows[1] |= {"episodes": 30}
+    said = "Returns are means over different numbers of episodes; over those that both played,"
+    assert f"{said} fp16 88.0 and fp32 92.0 (30)." in assess(rows)

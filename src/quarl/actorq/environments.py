@@ -136,9 +136,8 @@ class Environments:
         """The first observation of a new environment."""
         self._made += 1
         number = (self._place << MADE_BITS | self._made % 2**MADE_BITS) % 2**EPISODE_BITS
-        seed = episode_seed("training", self._seed, number)
         try:
-            observation: Array = self.envs[k].reset(seed=seed)[0]
+            observation: Array = self.envs[k].reset(seed=episode_seed("training", self._seed, number))[0]
         except SystemExit as error:
             raise broken(self.envs[k], error) from error
         self._beat()

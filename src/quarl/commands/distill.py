@@ -194,20 +194,19 @@ def _name(spec: QuantSpec) -> str:
 
 def _sentence(row: DistillRow, snapshots: Sequence[Snapshot]) -> str:
     """Return what came of a precision and, if that is not enough, what to do next."""
-    trained = formats.counted(snapshots[-1].updates, "update")
-    why = f"none of {trained} did better in validation" if len(snapshots) > 1 else "validation asked for no training"
     if row.mean is None or row.mean_fp32 is None:
         return f"{row.precision}: no return was measured; play the policy before it is used."
     changed = f"{formats.number(row.mean_calibrated)} calibrated, {formats.number(row.mean)} distilled"
-    changed = (
-        f"{changed}, of {formats.number(row.mean_fp32)} in fp32" if row.round else f"calibration's codes stay; {why}"
-    )
+    came = f"{changed}, of {formats.number(row.mean_fp32)} in fp32"
+    if not row.round:
+        better = f"none of {formats.counted(snapshots[-1].updates, 'update')} did better in validation"
+        came = f"calibration's codes stay; {better if len(snapshots) > 1 else 'validation asked for no training'}"
     advice = {
         UNDECIDED: f" {assessment.takes_more(asdict(row), row.mean_fp32)}: raise --{'max-' * bool(row.max_episodes)}"
         "episodes, and --validation, which ends training.",
         INFERIOR: f" {row.precision} is inferior: raise --rounds or --updates, or take more bits.",
     }
-    return f"{row.precision}: {changed}.{advice.get(row.verdict or '', '')}"
+    return f"{row.precision}: {came}.{advice.get(row.verdict or '', '')}"
 
 
 def _row(

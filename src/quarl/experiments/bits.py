@@ -109,11 +109,11 @@ def choose(
     narrower = [each for each in search.rows if each.bits_mean < 8]
     if not number and narrower:
         nearest = max(narrower, key=lambda each: each.bits_mean)
-        bits = " ".join(map(str, nearest.bits_of_layers.values()))
         difference = formats.estimate(nearest.difference, nearest.difference_low, nearest.difference_high)
         said.append(
-            f"int8 stays, as no assignment of fewer bits was accepted: the nearest, {bits}, differs from fp32 by "
-            f"{difference} in {nearest.episodes:,} episodes of {nearest.seeds}."
+            "int8 stays, as no assignment of fewer bits was accepted: the nearest, "
+            f"{' '.join(map(str, nearest.bits_of_layers.values()))}, differs from fp32 by {difference} in "
+            f"{nearest.episodes:,} episodes of {nearest.seeds}."
         )
     for name, by_bits in errors.items():
         each = ", ".join(f"{error:.2g} at {bits}" for bits, error in by_bits.items())

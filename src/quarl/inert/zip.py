@@ -40,9 +40,8 @@ def read_bytes(path: Path, *, limit_bytes: int = MAX_BYTES) -> bytes:
 def first_bytes(path: Path, size: int = 16) -> bytes:
     """Return what the file at `path` begins with, which tells its kind; nothing if it cannot be read."""
     try:
-        if not path.is_file():  # to open a pipe would wait for its writer
-            return b""
-        with path.open("rb") as file:
+        # to open a pipe would wait for its writer
+        with path.open("rb") if path.is_file() else io.BytesIO() as file:
             return file.read(size)
     except OSError:
         return b""
