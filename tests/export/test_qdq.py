@@ -14,6 +14,7 @@ import networks
 import require
 from quarl import engines
 from quarl.calibration import quantize
+from quarl.engines.onnx import write
 from quarl.engines.reference import Reference, _channels, _integers, _per_row, apply
 from quarl.engines.sums import requantisation
 from quarl.errors import QuarlError, UnsupportedError
@@ -178,6 +179,15 @@ def test_metadata_lie_in_the_file():
     policy = networks.dense([5, 16, 3])
     file = qdq.write(static(policy, networks.observations(policy, 64)), metadata={"quarl.contract": "{}"})
     assert {entry.key: entry.value for entry in onnx.load_from_string(file).metadata_props} == {"quarl.contract": "{}"}
+
+
+def test_a_call_takes_one_row_and_other_onnx_files_any_number():
+    made = static(policy := networks.dense([5, 16, 3]), networks.observations(policy, 64))
+    sizes = {}
+    for name, file in (("qdq", qdq.write(made)), ("onnx", write(made))):
+        (value,) = onnx.load_from_string(file).graph.input
+        sizes[name] = value.type.tensor_type.shape.dim[0].dim_value  # 0 of a batch that is open
+    assert sizes == {"qdq": 1, "onnx": 0}
 
 
 def test_what_has_no_grids_is_refused():
