@@ -316,7 +316,7 @@ def test_distill_mixes_no_two_agents_and_no_two_runs(tmp_path, capsys, monkeypat
     [
         ([0], {}, "int4: calibration's codes stay; validation asked for no training."),
         ([0, 20, 40], {}, "int4: calibration's codes stay; none of 40 updates did better in validation."),
-        ([0, 20], {"round": 1}, "int4: 80.0 calibrated, 95.0 distilled, of 100 in fp32."),
+        ([0, 20], {"round": 1}, "int4: 80.0 calibrated, 95.0 distilled, of 100.0 in fp32."),
         (
             [0],
             {"verdict": "undecided"},

@@ -142,6 +142,7 @@ def test_who_reads_does_not_wait_for_who_writes(filled: Path):
         '{"returns": []}',
         '{"returns": {}}',
         '{"returns": [1, null]}',
+        '{"returns": [1.0, NaN], "weight_min": 0, "weight_max": 1, "weight_std": 1}',
         '{"returns": ["1"]}',
         '{"returns": [true]}',
         '{"returns": [1.0]}',

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -75,10 +76,9 @@ def refuse_older(folder: Path) -> None:
 def _is_whole(method: str, result: Mapping[str, Any]) -> bool:
     """Tell whether the result of a finished cell has what tables are made of, as numbers."""
     needed, returns = NEEDED.get(method, ("returns",)), result.get("returns", [0])
-    numbers = [result.get(name) for name in (*WEIGHTS, *REACHED)]
-    if not isinstance(returns, list) or not returns or not result.keys() >= {*needed}:
-        return False
-    return all(type(n) in (int, float) for n in (*returns, *(n for n in numbers if n is not None)))
+    numbers = (result[name] for name in (*WEIGHTS, *REACHED) if result.get(name) is not None)
+    is_list = isinstance(returns, list) and bool(returns) and result.keys() >= {*needed}
+    return is_list and all(type(n) in (int, float) and -math.inf < n < math.inf for n in (*returns, *numbers))
 
 
 class Store:
