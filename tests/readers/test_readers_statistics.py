@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
+from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 import quarl
@@ -219,8 +220,30 @@ def test_agents_of_stable_baselines_2_have_theirs_beside_them_or_are_asked(agent
     means = [next(op for op in policy.ops if isinstance(op, Normalize)).mean for policy in (found, zoo_s)]
     assert np.array_equal(*means)
     (tmp_path / "hopper.pkl").write_bytes((source / "HopperBulletEnv-v0.pkl").read_bytes())
-    with pytest.raises(QuarlError, match=r"obs_rms\.pkl lies beside hopper\.pkl too, .*--normalize FILE"):
+    fitting = read(tmp_path / "walker.pkl")  # the other's observations are of another shape
+    assert np.array_equal(next(op for op in fitting.ops if isinstance(op, Normalize)).mean, means[0])
+    assert not any(isinstance(op, Normalize) for op in read(tmp_path / "hopper.pkl").ops)
+    (tmp_path / "runner.pkl").write_bytes((source / "BipedalWalker-v2.pkl").read_bytes())
+    with pytest.raises(QuarlError, match=r"obs_rms\.pkl lies beside runner\.pkl too, .*--normalize FILE"):
         read(tmp_path / "walker.pkl")
+
+
+@pytest.mark.parametrize(("shape", "whose"), [((3,), "ab"), ((5,), "c"), ((7,), ""), ((1,), "abc")])
+def test_statistics_beside_several_agents_are_matched_by_shape(lay, shape: tuple[int, ...], whose: str):
+    """Agents a and b observe 3 numbers, c five; one number may be a frame of each."""
+    folder = lay("a.zip", "b.zip")
+    PPO("MlpPolicy", Still(spaces.Box(-1, 1, (5,)), spaces.Discrete(2)), device="cpu").save(folder / "c.zip")
+    (folder / "norm.pkl").write_bytes(statistics(shape))
+    for name in "abc":
+        if name in whose and len(whose) > 1:
+            with pytest.raises(QuarlError, match=r"norm\.pkl lies beside .* too, so whose it is is not known"):
+                chosen(folder / f"{name}.zip")
+        else:
+            assert chosen(folder / f"{name}.zip") == ("norm.pkl" if name in whose else "none")
+    (folder / "more.pkl").write_bytes(statistics((11,)))
+    (folder / "b.zip").unlink()
+    (folder / "c.zip").unlink()
+    assert chosen(folder / "a.zip") == ("norm.pkl" if shape in ((3,), (1,)) else "none")
 
 
 def test_training_takes_statistics_with_the_agent_they_are_of(capsys: pytest.CaptureFixture[str]):

@@ -337,8 +337,9 @@ def environment(model: Any, say: Callable[[str], None]) -> dict[str, Any]:
     except ValueError as error:
         changing = ", ".join(type(env).__name__ for env in _around(model.get_env()) if not _passes(env))
         say(
-            f"the policy does not know its environment, for {error}: name one that is made alike with env_id and the "
-            f"options of evaluate, or register it as it is{changing and f'; {changing} is not part of the policy'}"
+            f"the policy does not know its environment, for {error}: hand it over as env, name one that is made alike "
+            "with env_id and the options of evaluate, or register it as it is"
+            f"{changing and f'; {changing} is not part of the policy'}"
         )
         return {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 from quarl.errors import QuarlError, detail
 from quarl.inert.budget import reading
@@ -18,22 +19,29 @@ MAX_HEADER = 2**32
 """Bytes; what other kinds of files have in the place of a length is far beyond."""
 
 
-def read(path: str | Path, algo: str = "", normalize: str | Path | None = None) -> Policy | QuantizedPolicy:
-    """The policy at `path`: an SB3 zip, a zoo run folder, a Stable-Baselines 2 .pkl or zip, or QuaRL's own file.
+def read(
+    path: str | Path, algo: str = "", normalize: str | Path | None = None, frame_stack: int | None = None
+) -> Policy | QuantizedPolicy:
+    """Read the policy at `path`: an SB3 zip, a zoo run folder, a Stable-Baselines 2 .pkl or zip, or QuaRL's own file.
 
-    path: hub:ORG/NAME is fetched from the Hugging Face hub. algo: what the file is said to hold; QuarlError where a
-    training library's file holds another algorithm. normalize: the file of VecNormalize's statistics, or "none"; None
-    finds what lies beside the agent.
+    Args:
+        path: hub:ORG/NAME is fetched from the Hugging Face hub.
+        algo: algorithm of a training library's file; "" takes any.
+        normalize: file of VecNormalize's statistics, or "none"; None finds the one beside the agent.
+        frame_stack: number of observations that were stacked, in place of what files beside the agent say.
+
+    Raises:
+        QuarlError: there is no policy, it is damaged, or it is another algorithm's.
     """
     start, path = time.perf_counter(), find.named([str(path)])
     with reading(path):
-        policy = _read(path, algo, normalize)
+        policy = _read(path, algo, normalize, frame_stack)
     said = f"{policy.provenance.algo or 'no algorithm'}, {policy.num_weights:,} weights, {normalizer.sentence(policy)}"
     detail(f"read {path} in {time.perf_counter() - start:.2f} s: {said}")
     return policy
 
 
-def _read(path: Path, algo: str, normalize: str | Path | None) -> Policy | QuantizedPolicy:
+def _read(path: Path, algo: str, *told: Any) -> Policy | QuantizedPolicy:
     try:
         path = find.in_folder(path) if path.is_dir() else path
         start = first_bytes(path) if path.is_file() else b""
@@ -43,7 +51,7 @@ def _read(path: Path, algo: str, normalize: str | Path | None) -> Policy | Quant
         read_bytes(path)  # says what is wrong with it
     # Safetensors begin with the length of a JSON header, whose bytes can be the first ones of a zip or a pickle too.
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < MAX_HEADER:
-        if normalize is not None:
+        if told[0] is not None:
             raise QuarlError(f"{path} is a policy that QuaRL saved, with its statistics inside: drop --normalize")
         return artifact.read(path)
     kind = weights_only.recognise(path)
@@ -51,9 +59,9 @@ def _read(path: Path, algo: str, normalize: str | Path | None) -> Policy | Quant
         raise QuarlError(f"{path} {_of_pytorch(path)}")
     # Both libraries' zips have `data`; only the older one lists its parameters.
     if start.startswith(b"PK") and "parameter_list" not in member_names(path):
-        return sb3.read_zip(path, algo=algo.lower(), normalize=normalize)
+        return sb3.read_zip(path, algo.lower(), *told)
     if start.startswith((b"PK", b"\x80")) or path.suffix == ".pkl":
-        return sb2.read_sb2(path, algo, normalize)
+        return sb2.read_sb2(path, algo, *told)
     weights = f"; quarl inspect {path.name} may show its weights" if kind else ""
     raise QuarlError(f"{path} is not {KINDS}{weights or '; check the path'}")
 

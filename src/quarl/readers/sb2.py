@@ -58,16 +58,21 @@ ZOO_POLICIES = ("CustomDQNPolicy", "CustomMlpPolicy", "CustomSACPolicy")
 """The classes in the zoo's own module utils; like the library's, they keep the default activation."""
 
 
-def read_sb2(path: str | Path, algo: str | None = None, normalize: str | Path | None = None) -> Policy:
-    """The policy in a Stable-Baselines 2 file; the environment and its statistics come from the zoo's files beside it.
+def read_sb2(
+    path: str | Path,
+    algo: str | None = None,
+    normalize: str | Path | None = None,
+    frame_stack: int | None = None,
+) -> Policy:
+    """Read the policy in a Stable-Baselines 2 file; environment and statistics come from the zoo's files beside it.
 
-    algo: what the file is said to hold; QuarlError where it holds another algorithm. normalize: as of `load.read`.
+    The arguments are those of `load.read`.
     """
     path = Path(path)
     data, arrays = contents(path)
     try:
         with np.errstate(all="ignore"):  # numbers beyond float32 become infinite, which the graph refuses
-            return _policy(data, arrays, *zoo.read_settings(path, normalize), algo and algo.lower())
+            return _policy(data, arrays, *zoo.read_settings(path, normalize, frame_stack), algo and algo.lower())
     except QuarlError as error:
         text = str(error)
         raise type(error)(text if text.startswith(str(path.parent)) else f"{path}: {text}") from None

@@ -30,18 +30,26 @@ from quarl.readers.spaces import Box, Discrete, Space, action_head, as_pairs, fr
 from quarl.readers.torch_file import read_tensors
 
 
-def read_zip(path: str | Path, *, algo: str = "", normalize: str | Path | None = None, trained: bool = True) -> Policy:
+def read_zip(
+    path: str | Path,
+    algo: str = "",
+    normalize: str | Path | None = None,
+    frame_stack: int | None = None,
+    *,
+    trained: bool = True,
+) -> Policy:
     """Return the policy in an SB3 zip; environment and observation statistics come from the zoo's files beside it.
 
     Args:
         path: The zip.
         algo: The algorithm that the zip is said to hold; QuarlError if it holds another.
         normalize: As of `load.read`.
+        frame_stack: As of `load.read`.
         trained: Return a model of quantization-aware training in the integers it acts in, not in float32.
     """
     path = Path(path)
     data, state = contents(path)
-    environment, statistics = zoo.read_settings(path, normalize)
+    environment, statistics = zoo.read_settings(path, normalize, frame_stack)
     try:
         policy = _policy(data, state, environment, statistics, algo)
         is_trained = trained and (is_prepared(state) or _module(data).startswith("quarl.qat."))

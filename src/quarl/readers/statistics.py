@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from quarl.errors import QuarlError
-from quarl.inert.zip import first_bytes, member_names
+from quarl.inert.budget import read_json
+from quarl.inert.pickle import read_pickle
+from quarl.inert.zip import first_bytes, member_names, read_bytes, read_members
+from quarl.readers.normalizer import read_vecnormalize
+from quarl.readers.spaces import Box, Dict, from_blob, from_inert
 
 NAMES = ("vec_normalize.pkl", "vecnormalize.pkl")
 """As the zoo calls the file, on the hub and in a run's folder."""
@@ -65,7 +69,10 @@ def _of_several(model: Path, files: list[Path], agents: list[Path]) -> Path | No
 
 
 def _one(model: Path, files: list[Path], others: list[Path]) -> Path | None:
-    """The only file, where there are no other agents that may be meant; None of no files."""
+    """Return the only file that fits the model and no other agent by its shape; None if there is none."""
+    if len(files) + len(others) > 1:
+        files = [file for file in files if _may_fit(model, file)]
+        others = [agent for agent in others if any(_may_fit(agent, file) for file in files)]
     if not files or (len(files) == 1 and not others):
         return files[0] if files else None
     names, beside = ", ".join(map(str, files[:4])), ", ".join(path.name for path in others[:4])
@@ -73,6 +80,31 @@ def _one(model: Path, files: list[Path], others: list[Path]) -> Path | None:
     raise QuarlError(
         f"{cause} is not known: say --normalize FILE or --normalize none, or call it {own_statistics(model).name}"
     )
+
+
+def _may_fit(agent: Path, file: Path) -> bool:
+    """Return whether the shape of the statistics is that of the agent's observations, or of one of several stacked.
+
+    True if either cannot be read here: whoever reads it raises the error.
+    """
+    with contextlib.suppress(QuarlError, LookupError, TypeError):
+        running, where = read_vecnormalize(file), str(agent)
+        if first_bytes(agent).startswith(b"PK"):
+            data = read_json(read_members(agent, only=("data",))["data"], where)
+            space = from_blob(data["observation_space"], where)
+        else:
+            space = from_inert(read_pickle(read_bytes(agent), where)[0]["observation_space"], where)
+        parts = space.spaces if isinstance(space, Dict) else {"": space}
+        return all(
+            isinstance(part := parts.get(key), Box)
+            and (
+                part.low.shape == each.mean.shape
+                or (part.low.ndim == each.mean.ndim == 1 and not part.low.size % each.mean.size)
+            )
+            for key, each in (running if isinstance(running, Mapping) else {"": running}).items()
+            if each is not None
+        )
+    return True
 
 
 def _subject(path: Path) -> tuple[str, ...]:

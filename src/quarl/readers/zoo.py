@@ -22,6 +22,8 @@ from quarl.readers.normalizer import Statistics, read_vecnormalize
 
 NONE = "none"
 """What stands for no statistics where a file of them may be named."""
+Wrappers = tuple[tuple[str, Mapping[str, Any]], ...]
+"""(dotted class name, arguments) of each, the outermost last."""
 MAX_FRAMES = 1_000
 """Of a stack: numbers out of a file are of a size."""
 _SAMPLED = re.compile(r"NoFrameskip-|^ALE[/-]|^(MiniGrid|BabyAI)-")
@@ -33,11 +35,13 @@ PREPROCESSING: dict[str, Any] = {
 """Of Atari games, whatever is tuned for them."""
 
 
-def read_settings(model: Path, normalize: str | Path | None = None) -> tuple[Provenance, Statistics | None]:
+def read_settings(
+    model: Path, normalize: str | Path | None = None, frame_stack: int | None = None
+) -> tuple[Provenance, Statistics | None]:
     """(the training environment of the agent `model`, as far as files beside it tell; the statistics that it observed
     with, of the wrapped environment's raw observation before frame stacking).
 
-    normalize: as of `load.read`.
+    normalize, frame_stack: as of `load.read`.
     """
     beside = find.settings_folder(model)
     file, reason = find_statistics(model, normalize)
@@ -46,7 +50,11 @@ def read_settings(model: Path, normalize: str | Path | None = None) -> tuple[Pro
     reason = printable(reason)
     if beside is None:
         named = _environment(model.stem)
-        return Provenance(env_id=named if re.search(r"-v[0-9]+$", named) else "", statistics=reason), operator
+        return Provenance(
+            env_id=named if re.search(r"-v[0-9]+$", named) else "",
+            wrappers=stacked((), frame_stack),
+            statistics=reason,
+        ), operator
     config, args = _document(beside / "config.yml"), _document(beside / "args.yml")
     named = _environment(beside.name) if beside != model.parent else ""
     wrappers = wrappers_of(config, beside / "config.yml")
@@ -55,7 +63,7 @@ def read_settings(model: Path, normalize: str | Path | None = None) -> tuple[Pro
     environment = Provenance(
         env_id=_text(args.get("env") or named, beside / "args.yml", "env"),
         env_kwargs=_mapping(args.get("env_kwargs") or config.get("env_kwargs"), beside / "args.yml", "env_kwargs"),
-        wrappers=wrappers,
+        wrappers=stacked(wrappers, frame_stack),
         statistics=reason,
     )
     return environment, operator
@@ -80,7 +88,8 @@ def of_observation(
     if type(frames) is not int or mean.ndim != 1 or shape != (frames * mean.size,):
         raise QuarlError(
             f"the statistics of {environment.statistics or 'VecNormalize'} have shape {mean.shape}, but the policy "
-            f"observes {shape}: they are another's, or its config.yml does not say how many frames are stacked"
+            f"observes {shape}: they are another's, or no config.yml says how many frames are stacked: say "
+            "--frame-stack N (frame_stack=N in Python)"
         )
     stack = (VEC_FRAME_STACK, {**options, "before": mean.tolist()})
     tiled = replace(normalize, mean=np.tile(mean, frames), variance=np.tile(normalize.variance, frames))
@@ -166,6 +175,20 @@ def wrappers_of(config: Mapping[str, Any], path: Path) -> tuple[tuple[str, Mappi
     if stack:
         wrappers.append((VEC_FRAME_STACK, {"n_stack": stack}))
     return tuple(wrappers)
+
+
+def stacked(wrappers: Wrappers, frame_stack: int | None) -> Wrappers:
+    """Return the wrappers with so many frames stacked in place of what they say; 1 stacks none, None keeps them.
+
+    Raises QuarlError for another number than 1 to MAX_FRAMES.
+    """
+    if frame_stack is None:
+        return wrappers
+    if type(frame_stack) is not int or not 1 <= frame_stack <= MAX_FRAMES:
+        raise QuarlError(f"frame_stack is {str(frame_stack)[:60]!r}, not a number from 1 to {MAX_FRAMES:,}")
+    options = next((arguments for name, arguments in reversed(wrappers) if name == VEC_FRAME_STACK), {})
+    stack = (VEC_FRAME_STACK, {**options, "n_stack": frame_stack})
+    return (*(entry for entry in wrappers if entry[0] != VEC_FRAME_STACK), *(stack,)[: frame_stack > 1])
 
 
 def _text(value: Any, path: Path, key: str) -> str:
