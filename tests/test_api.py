@@ -164,7 +164,7 @@ def test_images_of_either_order_of_axes_are_seen():
 
 def test_an_agent_that_names_no_environment_calibrates_in_one_that_is_named():
     agent = quarl.api.Agent(networks.dense([4, 16, 2]))
-    with pytest.raises(QuarlError, match="name one with --env, or env_id in Python"):
+    with pytest.raises(QuarlError, match=r"name one with --env \(env_id or env in Python\)"):
         agent.quantize("int8")
     assert agent.quantize("int8", env_id="CartPole-v1").policy.spec.precision == "int8"
     rows = networks.observations(agent.policy, 16).tolist()
@@ -309,7 +309,7 @@ def test_the_root_folder_holds_no_agent():
         ({"sed": 5}, "did you mean 'seed'?"),
         (
             {"env_id": gymnasium.make("CartPole-v1").unwrapped},
-            "env_id is a CartPoleEnv: give a Gymnasium id, as in 'CartPole-v1'",
+            "env_id is a CartPoleEnv: give a Gymnasium id, as in 'CartPole-v1', or the environment as env",
         ),
         ({"episodes": "5"}, "episodes is '5', not a whole number"),
         ({"episodes": 2.5}, "episodes is '2.5', not a whole number"),
@@ -320,8 +320,8 @@ def test_a_careless_evaluation_is_told_the_right_keyword(options, line):
     with pytest.raises(QuarlError, match=re.escape(line)):
         quarl.Agent(networks.dense([4, 2])).evaluate(**options)
     if "env_name" in options:
-        with pytest.raises(QuarlError, match="quantize has no keyword 'env'; did you mean 'env_id'"):
-            quarl.Agent(networks.dense([4, 2])).quantize(8, env="CartPole-v1")
+        with pytest.raises(QuarlError, match="quantize has no keyword 'env_name'; did you mean 'env_id'"):
+            quarl.Agent(networks.dense([4, 2])).quantize(8, env_name="CartPole-v1")
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.evaluation import evaluate_policy
 
 agent: quarl.Agent = quarl.load("model.zip", normalize="none")
-small = agent.quantize("int8", mode="static", observations=np.zeros((8, 4), np.float32))
+small = agent.quantize("int8", mode="static", observations=np.zeros((16, 4), np.float32))
 action, _ = small.predict([0.0, 0.1, 0.02, -0.1])
 mean = float(small.evaluate(episodes=5, max_episode_steps=100).returns.mean())
 microseconds: float = quarl.evaluate("model.zip", episodes=5, seed=1).us_per_step

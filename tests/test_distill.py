@@ -278,7 +278,7 @@ def test_the_guide_s_python_runs(agents, tmp_path, monkeypatch, capsys):
     ("options", "line"),
     [
         ({"precision": "fp16"}, "precision fp16: distillation is for weights of 2 to 8 bits"),
-        ({"env": "CartPole-v1"}, "distill has no keyword 'env'; did you mean 'env_id'?"),
+        ({"env": "CartPole-v1"}, "env is a str, not a gymnasium.Env; an id is given as env_id"),
         ({"updates": "5"}, "updates is '5'; use a whole number"),
         ({"budget": 5}, "budget is '5'; use a round of 1,000 updates or more"),
         ({}, "the policy names no environment"),

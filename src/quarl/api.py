@@ -22,8 +22,8 @@ from quarl.arrays import Array
 from quarl.calibration import quantize
 from quarl.config import DistillConfig
 from quarl.engines import Engine
+from quarl.envs.lent import at_home
 from quarl.envs.masks import allowed, is_masked
-from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError, UnsupportedError, extras, note
 from quarl.files import write_bytes
 from quarl.policy import artifact
@@ -58,7 +58,7 @@ def _of_agent(
 
     @functools.wraps(function)
     def call(agent: Agent | str | os.PathLike[str], /, *args: P.args, **keywords: P.kwargs) -> R:
-        return function(agent_of(agent)._quantized(), *args, **keywords)
+        return function(agent_of(agent, keywords.get("frame_stack"))._quantized(), *args, **keywords)
 
     policy, *others = inspect.signature(function).parameters.values()
     first = policy.replace(name="agent", annotation="Agent | str | os.PathLike[str]", kind=policy.POSITIONAL_ONLY)
@@ -149,6 +149,7 @@ class Agent:
         wrappers: Sequence[Any] | None = None,
         frame_stack: int | None = None,
         max_episode_steps: int | None = None,
+        env: gymnasium.Env[Any, Any] | None = None,
     ) -> Agent:
         """A new agent in that precision: "int8", "int4", "int4e8" (8 bits in the first and the last layers), "fp16",
         "w4a8", or a number of bits.
@@ -161,6 +162,7 @@ class Agent:
         scheme: how weights become codes.
         mode: activations are quantised per row at run time, or on grids calibrated beforehand.
         env_kwargs, wrappers, frame_stack, max_episode_steps: as `evaluate` takes them; the new agent knows them.
+        env: the environment to play in, as of `evaluate`.
 
         >>> agent.quantize("int8")
         Agent(dqn CartPole-v1, int8 dynamic, 4-256-256-2, 67,072 weights)
@@ -172,11 +174,20 @@ class Agent:
                 return self
             raise QuarlError(f"this policy is {own.in_words} already; quantize the fp32 one")
         spec = QuantSpec.parse(precision, scheme=scheme, mode=mode)
-        options = EnvironmentOptions.of(env_kwargs, wrappers, frame_stack, max_episode_steps)
-        policy = options.at_home(self.policy, env_id)
-        if observations is None and spec.needs_observations:
-            observations = evaluation.record(policy, seed=seed, env_id=env_id)
+        with at_home(
+            self.policy,
+            env_id,
+            env=env,
+            env_kwargs=env_kwargs,
+            wrappers=wrappers,
+            frame_stack=frame_stack,
+            max_episode_steps=max_episode_steps,
+        ) as policy:
+            if observations is None and spec.needs_observations:
+                observations = evaluation.record(policy, seed=seed, env_id=env_id)
         given = None if observations is None else arranged(policy, observations)[0]
+        if given is not None and spec.needs_observations:
+            evaluation.check_recorded(given)
         return Agent(quantize(policy, spec, given))
 
     @checks_keywords
@@ -198,6 +209,7 @@ class Agent:
         wrappers: Sequence[Any] | None = None,
         frame_stack: int | None = None,
         max_episode_steps: int | None = None,
+        env: gymnasium.Env[Any, Any] | None = None,
     ) -> Distilled:
         """The agent in 2 to 8 bits, which learned what it does in float, and the snapshots of which it is the best.
 
@@ -208,6 +220,7 @@ class Agent:
         validation: episodes of a look at a snapshot.
         margin: loss of return, in percent of fp32's: a snapshot that is shown to lose less ends it.
         budget: updates, or minutes, as in "10m".
+        env: the environment to play in, as of `evaluate`.
 
         >>> agent.distill(2, rounds=1, updates=50, validation=10).agent
         Agent(dqn CartPole-v1, int2e8 dynamic, 4-256-256-2, 67,072 weights)
@@ -216,17 +229,25 @@ class Agent:
             from quarl.distillation import rounds as recipes
             from quarl.distillation.validation import Validation
 
-        policy = agent_of(agent).policy
+        policy = agent_of(agent, frame_stack).policy
         if is_quantized(policy):
             raise QuarlError(f"this policy is {policy.spec.precision} already; distil the fp32 one")
         told: Any = {"rounds": rounds, "updates": updates, "states": states, "validation": validation}
         told |= {"bits": (str(precision),), "mode": mode, "margin": margin, "seed": seed, "env": env_id}
         config = DistillConfig(model=("agent",), budget=None if budget is None else str(budget), **told)
         check(config, {"bits": "precision", "env": "env_id"})
-        policy = EnvironmentOptions.of(env_kwargs, wrappers, frame_stack, max_episode_steps).at_home(policy, env_id)
-        given = None if observations is None else policy_rows(policy, observations)[0]
-        (spec,), looks = config.specs(), Validation(policy, config, given)
-        snapshots = tuple(recipes.distill(looks.calibrated(), spec, looks))
+        with at_home(
+            policy,
+            env_id,
+            env=env,
+            env_kwargs=env_kwargs,
+            wrappers=wrappers,
+            frame_stack=frame_stack,
+            max_episode_steps=max_episode_steps,
+        ) as policy:
+            given = None if observations is None else policy_rows(policy, observations)[0]
+            (spec,), looks = config.specs(), Validation(policy, config, given)
+            snapshots = tuple(recipes.distill(looks.calibrated(), spec, looks))
         return Distilled(Agent(recipes.best(snapshots).policy), snapshots)
 
     def predict(
@@ -321,6 +342,11 @@ class Agent:
         observations: ArrayLike | dict[str, Array] | None = None,
         env_id: str | None = None,
         seed: int = 0,
+        env_kwargs: Mapping[str, Any] | None = None,
+        wrappers: Sequence[Any] | None = None,
+        frame_stack: int | None = None,
+        max_episode_steps: int | None = None,
+        env: gymnasium.Env[Any, Any] | None = None,
     ) -> dict[str, Any]:
         """Writes the folder of `quarl export`: the file of a target, its contract, golden vectors and how to call it.
 
@@ -330,14 +356,25 @@ class Agent:
         target: "tflite", "onnx", "onnx-qdq" or "c".
         precision: as of `quantize`; None is int8, or the agent's own. mode: None is static, or the agent's own.
         observations: raw ones [N, ...] for calibration and golden vectors; None records the policy's own episodes.
+        env_id, env_kwargs, wrappers, frame_stack, max_episode_steps, env: as `quantize` takes them; the contract and
+        the saved policy name the environment.
 
         >>> agent.export("tflite", "cartpole")["arithmetic"]
         'f32-rne'
         """
-        given = None if observations is None else policy_rows(self.policy, observations)[0]
-        about: Any = {"observations": given, "env_id": env_id, "seed": seed}
-        policy = exporting.quantised(self.policy, target, precision, mode, **about)
-        return exporting.export(policy, target, Path(directory), **about)
+        with at_home(
+            self.policy,
+            env_id,
+            env=env,
+            env_kwargs=env_kwargs,
+            wrappers=wrappers,
+            frame_stack=frame_stack,
+            max_episode_steps=max_episode_steps,
+        ) as policy:
+            given = None if observations is None else policy_rows(policy, observations)[0]
+            about: Any = {"observations": given, "env_id": env_id, "seed": seed}
+            exported = exporting.quantised(policy, target, precision, mode, **about)
+            return exporting.export(exported, target, Path(directory), **about)
 
     def _quantized(self) -> QuantizedPolicy:
         if isinstance(self.policy, QuantizedPolicy):
@@ -362,14 +399,14 @@ class Distilled:
     """Calibration's and one of each round, with their `returns` in validation."""
 
 
-def agent_of(agent: Agent | str | os.PathLike[str]) -> Agent:
-    """The agent itself, or the one that lies there."""
+def agent_of(agent: Agent | str | os.PathLike[str], frame_stack: Any = None) -> Agent:
+    """Return the agent itself, or the one at a path; frame_stack: as of `load`."""
     if isinstance(agent, Agent):
         return agent
     if not isinstance(agent, str | os.PathLike):
         kind = type(agent).__name__
         raise QuarlError(f"agent is a {kind}, no Agent and no path; quarl.from_sb3 takes a live model")
-    return load(agent)
+    return load(agent, frame_stack=frame_stack)
 
 
 evaluate = Agent.evaluate
@@ -379,15 +416,24 @@ from_sb3 = Agent.from_model
 
 
 @checks_keywords
-def load(path: str | os.PathLike[str], *, normalize: str | os.PathLike[str] | None = None) -> Agent:
+def load(
+    path: str | os.PathLike[str],
+    *,
+    normalize: str | os.PathLike[str] | None = None,
+    frame_stack: int | None = None,
+) -> Agent:
     """The agent in a Stable-Baselines3 zip, zoo run folder, Stable-Baselines 2 or QuaRL file, or at hub:ORG/NAME.
 
     Nothing that a file holds is run. QuarlError where no agent lies, or one that cannot be read.
 
     normalize: the file of the VecNormalize statistics with which it observed; "none": it observed without. None finds
     what lies beside it, and refuses where that leaves a choice.
+    frame_stack: number of observations that were stacked, in place of what files beside the agent say: statistics of
+    one observation then hold for each.
 
     >>> quarl.load("CartPole-v1.zip").predict([0.0, 0.1, 0.02, -0.1])
     (np.int64(1), None)
     """
-    return Agent(read(Path(path), normalize=None if normalize is None else os.fspath(normalize)))
+    return Agent(
+        read(Path(path), normalize=None if normalize is None else os.fspath(normalize), frame_stack=frame_stack)
+    )

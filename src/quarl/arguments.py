@@ -18,7 +18,7 @@ from quarl.policy.inputs import flatten, has_channels_last
 P = ParamSpec("P")
 R = TypeVar("R")
 CALLED = {
-    **dict.fromkeys(("env", "env_name"), "env_id"),
+    "env_name": "env_id",
     **dict.fromkeys(("n_episodes", "n_eval_episodes"), "episodes"),
     **{"max_steps": "max_episode_steps", "wrapper": "wrappers", "bits": "precision", "deterministic": "stochastic"},
 }

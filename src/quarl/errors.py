@@ -111,6 +111,10 @@ class UnsupportedError(QuarlError):
     """The request is well formed, but this engine or reader has no way to carry it out."""
 
 
+class MissingEnvironmentError(QuarlError):
+    """An environment is not registered here, or its package is not installed."""
+
+
 class MissingPackageError(QuarlError):
     """A package of an extra is not installed."""
 

@@ -17,17 +17,17 @@ from quarl import engines, stats
 from quarl.arrays import Array
 from quarl.calibration import quantize
 from quarl.engines import Engine, sound
-from quarl.envs import check_spaces, make_for, resolve
+from quarl.envs import make_for, resolve
 from quarl.envs.bound import LIMIT, longest
-from quarl.envs.checked import held
+from quarl.envs.checked import held, name_of
+from quarl.envs.lent import at_home, lent
+from quarl.envs.masks import is_masked
 from quarl.envs.names import find
-from quarl.envs.options import EnvironmentOptions
 from quarl.envs.reseed import needs_fresh
 from quarl.envs.rollout import Episode, Play, play
 from quarl.envs.seeds import Stream
-from quarl.envs.wrappers import kept
 from quarl.episodes import Job, in_processes
-from quarl.errors import QuarlError, UnsupportedError, detail, note_once
+from quarl.errors import QuarlError, UnsupportedError, detail, note, note_once
 from quarl.policy.graph import Policy, QuantizedPolicy, shapes
 from quarl.quant.spec import EXACT
 from quarl.readers.actor import SCORING
@@ -35,6 +35,8 @@ from quarl.readers.actor import SCORING
 NUM_OBSERVATIONS, NUM_IMAGES = 4096, 1024
 """Observations that stand for all that a policy meets. An image weighs as much as a thousand vectors, and gives a
 convolution hundreds of rows."""
+FEWEST = 10
+"""Recorded observations to calibrate on."""
 MAX_CALIBRATED = 2**27
 """Numbers of all values on them together; there are fewer observations where a network makes more of each."""
 RECORD_BATCH = 16  # episodes side by side
@@ -138,17 +140,12 @@ def evaluate(
     stochastic: None follows the zoo's convention for this agent.
     num_workers: processes that share the episodes; worth it where a step of the environment is slow.
     progress: called with every finished episode, in the order they finish.
-    env: the environment to play in, one episode after the other, instead of new ones; it is not closed.
+    env: the environment to play in, one episode after the other, instead of new ones; it is not closed. `env_id`
+    beside it is the name that results have for it.
 
     >>> quarl.evaluate(agent, episodes=5, seed=1).returns
     array([500., 500., 500., 500., 500.])
     """
-    if env is not None:
-        if not isinstance(env, gymnasium.Env):
-            raise QuarlError(f"env is a {type(env).__name__}, not a gymnasium.Env; an id is given as env_id")
-        if env_kwargs or wrappers or frame_stack:
-            raise QuarlError("env is made already: drop env_kwargs, wrappers and frame_stack")
-        batch = num_workers = 1
     if not isinstance(engine, str):
         batch, num_workers = engine.batch, 1
     for name, value in (("episodes", episodes), ("batch", batch), ("num_workers", num_workers)):
@@ -157,22 +154,6 @@ def evaluate(
     for name, value in (("seed", seed), ("first", first)):
         if _whole(name, value) < 0:
             raise QuarlError(f"{name} must not be negative, got {value}")
-    if env_id is not None and not isinstance(env_id, str):
-        raise QuarlError(f"env_id is a {type(env_id).__name__}: give a Gymnasium id, as in 'CartPole-v1'")
-    policy = EnvironmentOptions.of(env_kwargs, wrappers, frame_stack, max_episode_steps).at_home(policy, env_id)
-    if stochastic and policy.head.kind == "argmax" and (algo := policy.provenance.algo) in SCORING:
-        raise UnsupportedError(f"{algo} has values of actions and no distribution of them; drop --stochastic")
-    num_workers = min(num_workers, episodes)
-    living_id, where = world(policy, env_id, env)
-    job = Job(
-        policy=policy,
-        engine=engine,
-        batch=min(batch, -(-episodes // num_workers)) if isinstance(engine, str) else batch,
-        stream=stream,
-        seed=seed,
-        stochastic=policy.provenance.stochastic if stochastic is None else stochastic,
-        **where,
-    )
     finished: list[Episode] = []
 
     def report(episode: Episode) -> None:
@@ -180,12 +161,34 @@ def evaluate(
         if progress is not None:
             progress(episode)
 
+    if stochastic and policy.head.kind == "argmax" and (algo := policy.provenance.algo) in SCORING:
+        raise UnsupportedError(f"{algo} has values of actions and no distribution of them; drop --stochastic")
     indices = range(first, first + episodes)
-    clocks = (
-        [job.play(indices, report)]
-        if num_workers == 1
-        else in_processes(job, [indices[start::num_workers] for start in range(num_workers)], report)
-    )
+    with at_home(
+        policy,
+        env_id,
+        env=env,
+        env_kwargs=env_kwargs,
+        wrappers=wrappers,
+        frame_stack=frame_stack,
+        max_episode_steps=max_episode_steps,
+    ) as policy:
+        num_workers = 1 if lent() is not None else min(num_workers, episodes)
+        living_id, where = world(policy, env_id)
+        job = Job(
+            policy=policy,
+            engine=engine,
+            batch=min(batch, most_at_once(-(-episodes // num_workers))) if isinstance(engine, str) else batch,
+            stream=stream,
+            seed=seed,
+            stochastic=policy.provenance.stochastic if stochastic is None else stochastic,
+            **where,
+        )
+        clocks = (
+            [job.play(indices, report)]
+            if num_workers == 1
+            else in_processes(job, [indices[start::num_workers] for start in range(num_workers)], report)
+        )
     finished.sort(key=lambda episode: episode.index)
     broken = sum(not np.isfinite(episode.total) for episode in finished)
     if broken:
@@ -238,7 +241,7 @@ def record(
     if num < 1:
         raise QuarlError(f"the number of observations must be at least 1, got {num}")
     if isinstance(engine, str):
-        engine = engines.load(quantize(policy, EXACT), engine, batch=RECORD_BATCH)
+        engine = engines.load(quantize(policy, EXACT), engine, batch=most_at_once(RECORD_BATCH))
     run = engine.run
     setting = Play(
         policy=policy,
@@ -265,18 +268,32 @@ def record(
     return met[np.linspace(0, len(met) - 1, num).round().astype(np.int64)]
 
 
+def most_at_once(batch: int) -> int:
+    """Return how many of `batch` episodes can be played side by side: one in an environment that was handed over."""
+    return batch if lent() is None else 1
+
+
 def sample_size(policy: Policy) -> int:
     """How many recorded observations calibrate the policy, or compare its actions."""
     usual = NUM_IMAGES if policy.observation_dtype == "uint8" else NUM_OBSERVATIONS
     return max(min(usual, MAX_CALIBRATED // sum(map(math.prod, shapes(policy).values()))), 1)
 
 
-def played_on(policy: Policy, env_id: str | None = None) -> str:
-    """The living id of what `evaluate` would play.
+def check_recorded(observations: Array) -> Array:
+    """Return recorded observations [N, ...] to calibrate on; note the numbers of an observation that never vary.
 
-    Whether its episodes need new environments is found out here, and remembered in this process and those it forks.
+    Raises QuarlError for fewer than FEWEST.
     """
-    return world(policy, env_id)[0]
+    if len(observations) < FEWEST:
+        raise QuarlError(f"observations of {len(observations)} states are too few: give {FEWEST} or more")
+    constant = (observations == observations[0]).reshape(len(observations), -1).all(axis=0)
+    if constant.any() and (observations.ndim == 2 or constant.all()):  # borders of images are often constant
+        places = ", ".join(map(str, np.flatnonzero(constant)[:8])) + (", ..." if constant.sum() > 8 else "")
+        note(
+            f"{constant.sum():,} of {constant.size:,} numbers of an observation (from 0: {places}) do not vary in the "
+            f"{len(observations):,} recorded ones: record some in which they do, or their range is a guess"
+        )
+    return observations
 
 
 def _whole(name: str, value: Any) -> int:
@@ -285,22 +302,26 @@ def _whole(name: str, value: Any) -> int:
     return int(value)
 
 
-def world(policy: Policy, env_id: str | None, env: gymnasium.Env[Any, Any] | None = None) -> tuple[str, dict[str, Any]]:
-    """The living id of what a policy plays, and the `make`, `fresh` and `bound` of a Play.
-
-    env: where all episodes are played; None: in new ones.
-    """
-    provenance = policy.provenance
-    make = partial(make_for, policy, env_id) if env is None else partial(kept, env, policy)
+def world(policy: Policy, env_id: str | None) -> tuple[str, dict[str, Any]]:
+    """Return the living id of the environment that a policy plays, and the fields of a Play that say how it is made."""
+    provenance, make = policy.provenance, partial(make_for, policy, env_id)
     with held(make) as first:  # the user's mistakes come up here, before any process or engine starts
-        check_spaces(policy, first)
         if first.has_wrapper_attr("older_observation"):
             note_once(first.get_wrapper_attr("older_observation"))
+    if (env := lent()) is not None:
+        name = "_max_episode_steps"  # of gymnasium's TimeLimit
+        bound = longest(None, env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None)
+        return resolve(env_id, trusted=True) if env_id else name_of(env), {
+            "make": make,
+            "fresh": False,
+            "alone": True,
+            "bound": bound,
+        }
     living_id = resolve(env_id or provenance.env_id, trusted=bool(env_id))
     limit = provenance.max_episode_steps or provenance.env_kwargs.get(LIMIT)
     bound = longest(limit, provenance.longest, find(living_id).max_episode_steps)
-    if env is not None:
-        return living_id, {"make": make, "fresh": False, "bound": bound}
     make = partial(make, bound=bound)
     key = (living_id, provenance.wrappers, provenance.env_kwargs, limit)
-    return living_id, {"make": make, "fresh": needs_fresh(make, " ".join(map(str, key))), "bound": bound}
+    # random actions, with which that is found out, may not be allowed where there are masks
+    fresh = is_masked(policy) or needs_fresh(make, " ".join(map(str, key)))
+    return living_id, {"make": make, "fresh": fresh, "bound": bound}

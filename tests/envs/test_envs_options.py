@@ -19,7 +19,7 @@ from quarl.envs.bound import LONGEST, longest
 from quarl.envs.options import PREPROCESSED, EnvironmentOptions, described
 from quarl.envs.rollout import TOLD, Play, play
 from quarl.errors import QuarlError, note_once
-from quarl.evaluation import evaluate, played_on, record
+from quarl.evaluation import evaluate, record, world
 from quarl.policy.artifact import from_bytes, to_bytes
 from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.operators import Dense, Flatten
@@ -192,13 +192,13 @@ def test_a_file_does_not_lengthen_episodes_and_a_user_does() -> None:
 def test_a_policy_remembers_how_long_the_user_lets_it_play_and_its_file_does_not() -> None:
     policy = linear((4,), env_id="CartPole-v1")
     told = EnvironmentOptions.of(max_episode_steps=200_000).at_home(policy)
-    assert played_on(told) == "CartPole-v1"
-    assert played_on(EnvironmentOptions.of(frame_stack=1).at_home(told)) == "CartPole-v1"
+    assert world(told, None)[0] == "CartPole-v1"
+    assert world(EnvironmentOptions.of(frame_stack=1).at_home(told), None)[0] == "CartPole-v1"
     exact = quantize(told, QuantSpec.parse("fp32"))
     assert len(record(exact, engine=load(exact), num=5)) == 5
     assert evaluate(exact, episodes=1).num_steps < 20
     with pytest.raises(QuarlError, match="max_episode_steps is 200,000: episodes of more than 120,000 steps"):
-        played_on(from_bytes(to_bytes(told), "saved"))
+        world(from_bytes(to_bytes(told), "saved"), None)
 
 
 def test_steps_count_inside_wrappers_and_an_endless_episode_is_told_early(

@@ -88,7 +88,10 @@ def test_dynamic_mode_has_no_form_in_integers_alone(tmp_path, target):
 
 def test_what_cannot_be_recorded_is_asked_for():
     policy, _ = agent(mode="dynamic")
-    with pytest.raises(QuarlError, match="names no environment to record observations in: name one with --env"):
+    with pytest.raises(
+        QuarlError,
+        match=r"names no environment to record observations in: name one with --env, .*\(env_id, env or obs",
+    ):
         quantised(policy, "c")
 
 
@@ -128,7 +131,7 @@ def test_grids_that_are_calibrated_anew_have_a_verdict_of_their_own(tmp_path, ca
     command = f"export {tmp_path / 'agent.quarl'} --mode static -o {tmp_path / 'out'} --episodes 12"
     assert main(command.split()) == 0
     said = capsys.readouterr().out
-    assert "calibrated anew: static, where the policy is dynamic" in said
+    assert "on grids that were just calibrated: static, and the policy is dynamic" in said
     assert "dynamic, 12 episodes: " in said
 
 

@@ -369,4 +369,6 @@ def test_an_environment_that_cannot_be_made_again_is_told(make: Any, reason: str
     note_once.cache_clear()
     assert from_model(model_in(make())).provenance == Provenance(algo="ppo", origin="sb3-live")
     (said,) = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(f"quarl: the policy does not know its environment, for {reason}: name one .*", said)
+    assert re.fullmatch(
+        f"quarl: the policy does not know its environment, for {reason}: hand it over as env, name one .*", said
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from numpy.typing import NDArray
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
+import quarl
+from quarl.cli import main
 from quarl.engines.reference import as_float
 from quarl.envs import make
 from quarl.envs.options import EnvironmentOptions, described
@@ -115,7 +118,10 @@ def test_statistics_of_stable_baselines_2_are_those_of_each_frame(tmp_path: Path
     statistics = running_mean_std(3)
     statistics.state["mean"], statistics.state["var"] = np.array(MEAN), np.array(VARIANCE)
     (tmp_path / "Env-v0/obs_rms.pkl").write_bytes(pickled(statistics, 3))
-    with pytest.raises(QuarlError, match=r"shape \(3,\), but the policy observes \(6,\).*config.yml does not say"):
+    with pytest.raises(
+        QuarlError,
+        match=r"shape \(3,\), but the policy observes \(6,\).*frames are stacked: say --frame-stack N",
+    ):
         read(path)
     (tmp_path / "Env-v0/config.yml").write_text("normalize: true\nframe_stack: 2\n")
     policy = read(path)
@@ -124,6 +130,29 @@ def test_statistics_of_stable_baselines_2_are_those_of_each_frame(tmp_path: Path
     hidden = np.tanh(frames @ weight + arrays["model/pi_fc0/b:0"])
     wanted = hidden @ arrays["model/pi/w:0"] + arrays["model/pi/b:0"]
     np.testing.assert_allclose(as_float(policy, x)[policy.output], wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("given", ["load", "evaluate", "eval", "inspect"])
+@pytest.mark.parametrize("config", ["normalize: true\n", "normalize: true\nframe_stack: 2\n"])
+def test_a_typed_frame_stack_is_used_for_statistics_of_one_frame(
+    config: str, given: str, model: PPO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path, wanted = saved(model, tmp_path), read(tmp_path / f"{ENV}.zip")
+    (tmp_path / ENV / "config.yml").write_text(config)
+    if given == "load":
+        policy = quarl.load(path, frame_stack=FRAMES).policy
+        assert policy.provenance == wanted.provenance
+        assert played(policy, 20) == played(wanted, 20)
+        return
+    exact = quarl.Agent(wanted).evaluate(episodes=2).returns.tolist()
+    if given == "evaluate":
+        assert quarl.evaluate(path, frame_stack=FRAMES, episodes=2).returns.tolist() == exact
+        return
+    monkeypatch.chdir(tmp_path)
+    words = {"eval": "--episodes 2 --json rows.json", "inspect": "--bits 8"}[given].split()
+    assert main([given, str(path), *words, "--frame-stack", str(FRAMES)]) == 0
+    if given == "eval":
+        assert json.loads((tmp_path / "rows.json").read_text())["rows"][0]["returns"] == exact
 
 
 @pytest.mark.parametrize("config", ["frame_stack: 4", "", "env_wrapper: [{VECTOR: {n_stack: 3.0}}]"])

@@ -22,9 +22,10 @@ def run(config: ExportConfig) -> None:
     given = None if config.observations is None else model.observations(config.observations, policy)
     about: Any = {"observations": given, "env_id": config.env, "seed": config.seed}
     exported = quantised(policy, config.to, config.precision, config.mode, **about)
-    said = []
+    said: list[str] = []
     if is_quantized(policy) and exported is not policy:
-        said.append("its activations are on grids that were calibrated anew: static, where the policy is dynamic")
+        said.append("its activations are on grids that were just calibrated: static, and the policy is dynamic")
+    if exported is not policy and (is_quantized(policy) or given is not None):
         said += judged(policy, exported, episodes=config.episodes, seed=config.seed, env_id=config.env)
     source = model.locate(config)
     file = find.in_folder(source) if source.is_dir() else source

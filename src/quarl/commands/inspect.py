@@ -52,7 +52,7 @@ def _read(config: InspectConfig, words: Sequence[str]) -> _Model:
     if kind:
         return _Model(path, None, weights_only.read(path, kind))
     try:
-        policy = load.read(path, words[0] if config.folder is not None else "", config.normalize)
+        policy = load.read(path, words[0] if config.folder is not None else "", config.normalize, config.frame_stack)
     except UnsupportedError as error:
         if not path.is_file():
             raise

@@ -12,7 +12,7 @@ from quarl.config import DistillConfig, ModelConfig, PtqConfig
 from quarl.energy import Energy
 from quarl.envs import make_for
 from quarl.envs.options import EnvironmentOptions, described
-from quarl.errors import QuarlError, note
+from quarl.errors import MissingEnvironmentError, QuarlError, note
 from quarl.evaluation import Evaluation
 from quarl.inert.budget import reading
 from quarl.inert.npz import read_npy, read_npz
@@ -64,7 +64,12 @@ def list_replaced(config: PtqConfig | DistillConfig, said: list[str], folder: Pa
 
 def read(config: ModelConfig) -> Policy:
     """The policy (or the quantised one) at `locate(config)`; ALGO must be what the file says it is."""
-    return load.read(locate(config), config.model[0] if config.folder is not None else "", config.normalize)
+    return load.read(
+        locate(config),
+        config.model[0] if config.folder is not None else "",
+        config.normalize,
+        config.frame_stack,
+    )
 
 
 def at_home(policy: Policy, config: ModelConfig) -> Policy:
@@ -72,7 +77,8 @@ def at_home(policy: Policy, config: ModelConfig) -> Policy:
     options = EnvironmentOptions.said(config)
     policy_at_home = options.at_home(policy, config.env)
     if options != EnvironmentOptions() and policy_at_home.provenance != policy.provenance:
-        make_for(policy_at_home, config.env).close()  # a mistake is one line
+        with contextlib.suppress(MissingEnvironmentError):  # recorded observations may do instead
+            make_for(policy_at_home, config.env).close()  # a mistake is one line
         note(f"environment: {described(policy_at_home.provenance)}")
     return policy_at_home
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+import gymnasium
 from rich.console import Console
 
 from quarl.api import Agent, agent_of
@@ -15,7 +16,7 @@ from quarl.arguments import check, checks_keywords
 from quarl.commands import model, terminal
 from quarl.config import PtqConfig
 from quarl.config.base import EngineName
-from quarl.envs.options import EnvironmentOptions
+from quarl.envs.lent import at_home
 from quarl.errors import QuarlError
 from quarl.experiments.bits import choose
 from quarl.experiments.precisions import PtqRow
@@ -114,6 +115,7 @@ def ptq(
     max_episode_steps: int | None = None,
     num_workers: int = 1,
     edge_bits: int | str = PtqConfig.edge_bits,
+    env: gymnasium.Env[Any, Any] | None = None,
 ) -> PtqTable:
     """The table that `quarl ptq` prints: return, error, verdict, latency and size of the agent at each precision.
 
@@ -131,7 +133,7 @@ def ptq(
     >>> table.agents["int2e8"]
     Agent(dqn CartPole-v1, int2e8 dynamic, 4-256-256-2, 67,072 weights)
     """
-    policy = agent_of(agent).policy
+    policy = agent_of(agent, frame_stack).policy
     if is_quantized(policy):
         raise QuarlError(f"this policy is {policy.spec.precision} already; measure the fp32 one")
     words = [precisions] if isinstance(precisions, str | int) else precisions
@@ -155,8 +157,16 @@ def ptq(
         seed=seed,
     )
     check(config, KEYWORDS)
-    policy = EnvironmentOptions.of(env_kwargs, wrappers, frame_stack, max_episode_steps).at_home(policy, env_id)
-    with terminal.progress(config.num_episodes) as progress:
+    home = at_home(
+        policy,
+        env_id,
+        env=env,
+        env_kwargs=env_kwargs,
+        wrappers=wrappers,
+        frame_stack=frame_stack,
+        max_episode_steps=max_episode_steps,
+    )
+    with home as policy, terminal.progress(config.num_episodes) as progress:
         cells, _, _ = choose(policy, config, progress)
     return PtqTable(
         title=model.title(policy, cells[0].evaluation.env_id),

@@ -41,7 +41,7 @@ class ExportConfig(ModelConfig):
     observations: Annotated[Path | None, shown("FILE")] = None
     """Recorded observations, .npy or .npz, in place of an environment: to calibrate on, and for golden vectors."""
     episodes: int = 100
-    """Episodes of the verdict on a dynamic policy that becomes static."""
+    """Episodes of the verdict on a dynamic policy that becomes static, or on grids of recorded observations."""
     output: Output = Path("quarl-export")
     """Folder for the file, contract.json, golden.npz, README.md, SHA256SUMS and the policy itself."""
 

@@ -13,13 +13,14 @@ from quarl import engines, stats
 from quarl.arrays import Array
 from quarl.calibration import Calibrated, quantize
 from quarl.config import DistillConfig
+from quarl.envs.lent import has_environment
 from quarl.errors import QuarlError
-from quarl.evaluation import Evaluation, evaluate, record, sample_size
+from quarl.evaluation import Evaluation, check_recorded, evaluate, record, sample_size
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import EXACT
 
-FEWEST = 10
-"""Recorded observations, of which one in as many is held out."""
+HELD_OUT = 10
+"""Of so many recorded observations one is held out."""
 
 
 @dataclass(eq=False)
@@ -35,15 +36,14 @@ class Validation:
 
     def __post_init__(self) -> None:
         given = self.observations
-        if given is None and not (self.config.env or self.policy.provenance.env_id):
+        if given is None and not has_environment(self.policy, self.config.env):
             raise QuarlError(
-                "the policy names no environment: name one with --env ID, or give --observations FILE (in Python, "
-                "env_id or observations)"
+                "the policy names no environment: name one with --env ID, or give --observations FILE (env_id, env or "
+                "observations in Python)"
             )
-        if given is not None and len(given) < FEWEST:
-            raise QuarlError(f"observations of {len(given)} states are too few: give {FEWEST} or more")
         if given is not None:
-            self.observations, self.held_out = np.split(given, [len(given) - len(given) // FEWEST])
+            check_recorded(given)
+            self.observations, self.held_out = np.split(given, [len(given) - len(given) // HELD_OUT])
 
     @cached_property
     def exact(self) -> Evaluation:

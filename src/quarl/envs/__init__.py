@@ -13,11 +13,12 @@ import gymnasium
 
 from quarl.envs.atari import Points, WholeGame, emulator_arguments
 from quarl.envs.bound import LIMIT, LONGEST, REPEATS, Bounded, check_numbers, checked_limit
+from quarl.envs.lent import lent
 from quarl.envs.names import MODULE_ID, find, is_same, resolve
 from quarl.envs.spaces import check_spaces
 from quarl.envs.suites import ATARI, missing_extra, suite_of
-from quarl.envs.wrappers import Wrappers, older, shown_to, wrap
-from quarl.errors import RAISED, QuarlError, first_line
+from quarl.envs.wrappers import Kept, Wrappers, older, shown_to, wrap
+from quarl.errors import RAISED, MissingEnvironmentError, QuarlError, first_line
 from quarl.policy.graph import Policy
 
 __all__ = ["check_spaces", "make", "make_for", "resolve"]
@@ -70,7 +71,7 @@ def make(
         except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
             if suite is not None:
                 raise missing_extra(resolved, suite) from None
-            raise QuarlError(f"environment {resolved!r} needs a package: {first_line(error)}") from None
+            raise MissingEnvironmentError(f"environment {resolved!r} needs a package: {first_line(error)}") from None
         except RAISED as error:  # any constructor, fed with a file's arguments
             given = f" with {kwargs}" if kwargs else f" ({type(error).__name__})"
             raise QuarlError(f"environment {resolved!r} cannot be made{given}: {first_line(error)}") from error
@@ -86,13 +87,18 @@ def make_for(
 
     bound: steps after which an episode is an error, counted inside wrappers, which can make many in one of theirs.
     An episode of an Atari game is a whole one, and its rewards are points. Images are put in the policy's order of
-    axes, as Stable-Baselines3 does it, and MuJoCo's environments show what they showed where it was trained.
+    axes, as Stable-Baselines3 does it, and MuJoCo's environments show what they showed where it was trained. An
+    environment that a Python caller has handed over is played as it is.
     """
     source = policy.provenance
+    if (env := lent()) is not None:
+        env = shown_to(policy, Kept(env))
+        check_spaces(policy, env)
+        return env
     chosen = env_id or source.env_id
     if not chosen:
         raise QuarlError(
-            "the policy does not say which environment it was trained on; name one with --env, or env_id in Python"
+            "the policy does not say which environment it was trained on; name one with --env (env_id or env in Python)"
         )
     trusted = bool(env_id)
     options: dict[str, Any] = {"wrappers": source.wrappers, "trusted": trusted, "render_mode": render_mode}

@@ -22,6 +22,7 @@ from gymnasium.envs.registration import EnvSpec
 from quarl.errors import RAISED, QuarlError, in_one_line
 
 NEW_STEP = "observation, reward, terminated, truncated, info"
+MEND = "mend it, or what it needs"
 NOT_FINITE = "an observation that is NaN or infinite"
 
 
@@ -37,8 +38,8 @@ class MisfitError(OddError, ValueError):
     """It is not of the space."""
 
 
-def broken(env: gymnasium.Env[Any, Any], error: BaseException) -> QuarlError:
-    """Return the error to raise for what the environment's reset() or step() raised, or for what they returned."""
+def broken(env: gymnasium.Env[Any, Any], error: BaseException, way: str = MEND) -> QuarlError:
+    """Return the error to raise for what came out of the environment's reset() or step(); `way` is the fix."""
     if isinstance(error, QuarlError):
         return error
     name = name_of(env)
@@ -49,7 +50,7 @@ def broken(env: gymnasium.Env[Any, Any], error: BaseException) -> QuarlError:
         return BrokenEnvironmentError(f"{name} gave {error}: mend its step() or reset()")
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(place.filename).name}, line {place.lineno}"
-    return BrokenEnvironmentError(f"{name} raised {in_one_line(error)} ({where}): mend it, or what it needs")
+    return BrokenEnvironmentError(f"{name} raised {in_one_line(error)} ({where}): {way}")
 
 
 def name_of(env: gymnasium.Env[Any, Any]) -> str:

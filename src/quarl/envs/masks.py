@@ -15,6 +15,11 @@ from quarl.policy.graph import Policy
 
 METHOD = "action_masks"
 """Of an environment, or of a wrapper around it: truths, as many as scores, of the actions that are allowed."""
+UNMASKED = (
+    f"it has no {METHOD}(), with which the policy was trained: register it inside its ActionMasker and name that with "
+    "--env module:ID (in Python, env=ActionMasker(...) will do)"
+)
+"""How a user gives an environment its masks."""
 FORBIDDEN = np.float32(-1e8)
 """The score of any other action, as sb3-contrib has it: where nothing is allowed, all actions are alike."""
 

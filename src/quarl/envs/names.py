@@ -12,7 +12,7 @@ import warnings
 from gymnasium.envs.registration import EnvSpec, registry
 
 from quarl.envs.suites import ATARI, LISTED, TASKS, is_tombstone, missing_extra, modern, suite_of
-from quarl.errors import RAISED, QuarlError
+from quarl.errors import RAISED, MissingEnvironmentError, QuarlError
 
 MODULE_ID = re.compile(r"[\w.]+:[^:,]+")
 """gymnasium's spelling of an environment that a module of the user's registers."""
@@ -34,7 +34,7 @@ def resolve(env_id: str, *, trusted: bool = False, typed: str = "--env {module}:
     if MODULE_ID.fullmatch(env_id):
         if trusted:
             return env_id
-        raise QuarlError(
+        raise MissingEnvironmentError(
             f"unknown environment {env_id!r}: only your own words may name a module, as in {_typed(typed, env_id)}"
         )
     asked = modern(env_id)
@@ -45,7 +45,7 @@ def resolve(env_id: str, *, trusted: bool = False, typed: str = "--env {module}:
     newest = max((v for n, v in map(_split, living) if n == name), default=-1)
     if version < newest:
         return f"{name}-v{newest}"
-    raise QuarlError(f"unknown environment {env_id!r}{_suggestion(asked, living, typed)}")
+    raise MissingEnvironmentError(f"unknown environment {env_id!r}{_suggestion(asked, living, typed)}")
 
 
 def is_same(env_id: str, saved: str) -> bool:
@@ -104,12 +104,14 @@ def _import(module: str, env_id: str) -> None:
         importlib.import_module(module)
     except RAISED as error:  # whatever the user's code raises
         reason = str(error).partition("\n")[0]
-        raise QuarlError(f"cannot import {module!r} for {env_id}: {type(error).__name__}: {reason}") from error
+        raise MissingEnvironmentError(
+            f"cannot import {module!r} for {env_id}: {type(error).__name__}: {reason}"
+        ) from error
 
 
 def is_atari(env_id: str) -> bool:
     """Whether a living id, which the user typed where it names a module, is of a game of Atari."""
-    return suite_of(find(env_id)) is ATARI
+    return LISTED.get(env_id) is ATARI or suite_of(find(env_id)) is ATARI
 
 
 def _split(env_id: str) -> tuple[str, int]:

@@ -6,6 +6,7 @@ from these, processes of evaluations, calibration and saved policies among them,
 
 from __future__ import annotations
 
+import contextlib
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,12 +18,11 @@ from quarl.config.environment import NONE, EnvironmentConfig, named_wrapper
 from quarl.envs.bound import LIMIT, checked_limit
 from quarl.envs.names import is_atari, is_same, resolve
 from quarl.envs.wrappers import dotted
-from quarl.errors import QuarlError, note_once
+from quarl.errors import MissingEnvironmentError, QuarlError, note_once
 from quarl.policy.graph import Policy, Provenance
-from quarl.readers.zoo import MAX_FRAMES, PREPROCESSING, VEC_FRAME_STACK, wrappers_of
+from quarl.readers.zoo import PREPROCESSING, VEC_FRAME_STACK, Wrappers, stacked, wrappers_of
 
 P = TypeVar("P", bound=Policy)
-Wrappers = tuple[tuple[str, Mapping[str, Any]], ...]
 OF_ENVIRONMENT = ("env_kwargs", "env_wrapper", "frame_stack")
 """Hyper-parameters of RL Zoo that say how environments are made."""
 PREPROCESSED = (4, 84, 84)
@@ -50,8 +50,7 @@ class EnvironmentOptions:
         """The options, checked; wrappers: NAME, NAME:K=V or (NAME, arguments), names short or dotted."""
         if env_kwargs is not None and not isinstance(env_kwargs, Mapping):
             raise QuarlError(f"env_kwargs is {str(env_kwargs)[:60]!r}, not values by name, as in dict(continuous=True)")
-        if frame_stack is not None and (type(frame_stack) is not int or not 1 <= frame_stack <= MAX_FRAMES):
-            raise QuarlError(f"frame_stack is {str(frame_stack)[:60]!r}, not a number from 1 to {MAX_FRAMES:,}")
+        stacked((), frame_stack)  # the check of the number
         entries = [wrappers] if isinstance(wrappers, str) else wrappers or ()
         pairs = (named_wrapper(entry) if isinstance(entry, str) else entry for entry in entries)
         named = tuple((dotted(name), dict(arguments)) for name, arguments in pairs if name != NONE)
@@ -92,7 +91,7 @@ class EnvironmentOptions:
             )
         frames = (policy.observation_dtype, policy.observation_shape) == ("uint8", PREPROCESSED)
         raw = all(name == VEC_FRAME_STACK for name, _ in home.wrappers)
-        if frames and raw and is_atari(resolve(chosen, trusted=env_id is not None)):
+        if frames and raw and _is_game(chosen, trusted=env_id is not None):
             way = "Stable-Baselines3's preprocessing: AtariWrapper and 4 frames"
             note_once(f"uint8 {PREPROCESSED} on {chosen} is {way}")
             home = replace(home, wrappers=wrappers_of(PREPROCESSING, Path(chosen)))
@@ -121,12 +120,16 @@ class EnvironmentOptions:
         return merged
 
     def _over(self, wrappers: Wrappers) -> Wrappers:
-        stacks: Sequence[tuple[str, Mapping[str, Any]]] = [entry for entry in wrappers if entry[0] == VEC_FRAME_STACK]
-        if self.frame_stack is not None:
-            options = stacks[-1][1] if stacks else {}
-            stacks = [(VEC_FRAME_STACK, {**options, "n_stack": self.frame_stack})][: self.frame_stack > 1]
-        others = [entry for entry in wrappers if entry[0] != VEC_FRAME_STACK]
-        return (*(others if self.wrappers is None else self.wrappers), *stacks)
+        if self.wrappers is not None:
+            wrappers = (*self.wrappers, *(entry for entry in wrappers if entry[0] == VEC_FRAME_STACK))
+        return stacked(wrappers, self.frame_stack)
+
+
+def _is_game(env_id: str, *, trusted: bool) -> bool:
+    """Return whether it is a game of Atari; if the environment is missing, whoever makes it finds out."""
+    with contextlib.suppress(MissingEnvironmentError):
+        return is_atari(resolve(env_id, trusted=trusted))
+    return False
 
 
 def _arguments(values: Mapping[str, Any], where: Path) -> dict[str, Any]:

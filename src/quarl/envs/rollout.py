@@ -18,8 +18,8 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.envs.bound import LONGEST, endless, is_limited
-from quarl.envs.checked import NOT_FINITE, OddError, broken, check_observation
-from quarl.envs.masks import allowed_in, is_masked, masks_of
+from quarl.envs.checked import MEND, NOT_FINITE, OddError, broken, check_observation
+from quarl.envs.masks import UNMASKED, allowed_in, is_masked, masks_of
 from quarl.envs.seeds import Stream, action_generator, episode_seed
 from quarl.envs.spaces import head_in
 from quarl.errors import RAISED, QuarlError, note_once
@@ -69,6 +69,8 @@ class Play:
     """Actions are sampled, each episode's from a generator of its own."""
     record: int = 0
     """The observation of every that many steps is kept, from the first on; 0: of none."""
+    alone: bool = False
+    """One episode at a time: there is one environment."""
     bound: int = 0
     """Steps after which an episode that goes on is an error; 0: LONGEST."""
 
@@ -116,7 +118,7 @@ def play(setting: Play, run: Callable[[Array], Array], episodes: Iterable[int]) 
         observations[row] = observation
 
     try:
-        for row in range(batch):
+        for row in range(1 if setting.alone else batch):
             slots.append(_Slot(row))
             try:
                 if not begin(slots[-1]):
@@ -158,7 +160,7 @@ def play(setting: Play, run: Callable[[Array], Array], episodes: Iterable[int]) 
                         success = info.get("is_success")
                         ended.append((slot, bool(terminated), None if success is None else bool(success)))
             except RAISED as error:
-                raise broken(slot.env, error) from error
+                raise broken(slot.env, error, UNMASKED if masked and slot.masks is None else MEND) from error
             if tick % LOOK == 0:
                 _look(max(tick - slot.start for slot in live), live[0].env, setting.bound or LONGEST)
             # a slot whose episode has ended takes the next one, where there is one

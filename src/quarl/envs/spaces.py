@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from quarl.config.train import LEARNERS
 from quarl.envs.checked import name_of
-from quarl.envs.masks import is_masked, masks_of
+from quarl.envs.masks import UNMASKED, is_masked, masks_of
 from quarl.envs.wrappers import FrameStack, Rows
 from quarl.errors import QuarlError, note_once
 from quarl.policy.graph import ActionHead, Policy
@@ -72,9 +72,7 @@ def check_spaces(policy: Policy, env: gymnasium.Env[Any, Any]) -> None:
     if not _actions_fit(policy, env.action_space):
         raise _mismatch("actions", _actions(policy), name, env.action_space, WAYS)
     if is_masked(policy) and masks_of(policy, env) is None:
-        note_once(
-            f"{name} has no action_masks(): the policy, which was trained with masks, may choose any action there"
-        )
+        note_once(f"the policy may choose any action of {name}, for {UNMASKED}")
     if policy.head.zero_based:
         note_once(
             f"the actions of {name} begin at {policy.head.start}, Stable-Baselines3 counts them from 0: it is handed "

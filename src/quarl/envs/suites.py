@@ -13,7 +13,7 @@ from typing import Any
 
 from gymnasium.envs.registration import EnvSpec
 
-from quarl.errors import QuarlError
+from quarl.errors import MissingEnvironmentError
 from quarl.processes.muted import muted
 
 ATARI_GAMES = (
@@ -237,9 +237,9 @@ def suite_of(spec: EnvSpec, among: Iterable[Suite] = SUITES) -> Suite | None:
     return next((suite for suite in among if isinstance(place, str) and place.startswith(suite.package)), None)
 
 
-def missing_extra(env_id: str, suite: Suite) -> QuarlError:
-    """What to raise where a suite's package is not installed."""
-    return QuarlError(f"environment {env_id!r} needs an extra: pip install 'quarl[{suite.extra}]'")
+def missing_extra(env_id: str, suite: Suite) -> MissingEnvironmentError:
+    """Return the error to raise if a suite's package is not installed."""
+    return MissingEnvironmentError(f"environment {env_id!r} needs an extra: pip install 'quarl[{suite.extra}]'")
 
 
 def is_tombstone(spec: EnvSpec) -> bool:

@@ -137,11 +137,6 @@ def shown_to(policy: Policy, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any,
     return Rows(env, policy.inputs) if policy.inputs else channels_as(env, policy.observation_shape)
 
 
-def kept(env: gymnasium.Env[Any, Any], policy: Policy) -> gymnasium.Env[Any, Any]:
-    """`shown_to` of an environment that is somebody else's, who closes it."""
-    return shown_to(policy, Kept(env))
-
-
 class Rows(gymnasium.ObservationWrapper[Any, Any, Any]):
     """Observations of a Dict, or of discrete numbers, as the rows of a policy."""
 

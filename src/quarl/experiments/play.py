@@ -25,7 +25,7 @@ from quarl.envs.names import MODULE_ID, is_same
 from quarl.envs.options import EnvironmentOptions
 from quarl.envs.wrappers import wrapper_class
 from quarl.errors import QuarlError
-from quarl.evaluation import Evaluation, evaluate, played_on, record
+from quarl.evaluation import Evaluation, evaluate, record, world
 from quarl.experiments.cells import Cell, Job
 from quarl.experiments.source import FILE, check_file
 from quarl.files import write_bytes
@@ -176,7 +176,8 @@ def make_worker(job: Job, *, calibrate: bool) -> PolicyWorker:
     assert agent is not None
     assert path is not None
     check_file(path, agent.identity, agent.normalize)
-    policy = load.read(path, agent.algo, agent.normalize)
+    options = EnvironmentConfig(**agent.identity.get("environment", {}))
+    policy = load.read(path, agent.algo, agent.normalize, options.frame_stack)
     if is_quantized(policy):
         raise QuarlError(f"{path} is quantised already ({policy.spec.precision}); give the float policy")
     trained_on = policy.provenance.env_id
@@ -185,9 +186,8 @@ def make_worker(job: Job, *, calibrate: bool) -> PolicyWorker:
         raise QuarlError(f"{path} was trained on {trained_on}, not on {env_id}: correct the study")
     # what a file says of its environment names no module
     chosen = None if same and not MODULE_ID.fullmatch(env_id) else env_id
-    options = EnvironmentConfig(**agent.identity.get("environment", {}))
     policy = EnvironmentOptions.said(options).at_home(policy, chosen)
-    played_on(policy, chosen)
+    world(policy, chosen)  # it remembers, for processes that are forked, whether episodes need new environments
     seed = job.cell.seed
     observations = calibration(policy, agent.identity, seed, chosen, job.study) if calibrate else None
     return PolicyWorker(Calibrated(policy, observations), chosen)

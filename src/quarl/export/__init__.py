@@ -13,8 +13,9 @@ from typing import Any
 from quarl.arrays import Array
 from quarl.calibration import quantize, regridded
 from quarl.envs import make_for
-from quarl.errors import QuarlError, UnsupportedError
-from quarl.evaluation import record
+from quarl.envs.lent import has_environment
+from quarl.errors import MissingEnvironmentError, QuarlError, UnsupportedError, note
+from quarl.evaluation import check_recorded, record
 from quarl.export import contract, golden, targets, verify
 from quarl.export.contract import CONTRACT, GOLDEN, POLICY, SUMS, sha256
 from quarl.export.readme import readme
@@ -26,7 +27,10 @@ from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
 from quarl.quant.spec import Mode, QuantSpec
 
 __all__ = ["TARGETS", "export", "quantised"]
-UNKNOWN = "the policy names no environment to record observations in"
+UNKNOWN = (
+    "the policy names no environment to record observations in: name one with --env, or give recorded --observations"
+)
+PYTHON = "env_id, env or observations in Python"
 
 
 def quantised(
@@ -50,9 +54,9 @@ def quantised(
 
     def met() -> Array:
         if observations is not None:
-            return observations
-        if not (env_id or policy.provenance.env_id):
-            raise QuarlError(f"{UNKNOWN}: name one with --env, or give --observations to calibrate on")
+            return check_recorded(observations)
+        if not has_environment(policy, env_id):
+            raise QuarlError(f"{UNKNOWN} to calibrate on ({PYTHON})")
         return record(policy, seed=seed, env_id=env_id)
 
     if not is_quantized(policy):
@@ -98,13 +102,16 @@ def export(
         raise UnsupportedError(f"{target} needs static mode, this policy is dynamic: export it with --mode static")
     check = partial(_refuse_files_of_others, directory, target, made_from := _source(policy, source))
     check([POLICY, GOLDEN, CONTRACT, "README.md", SUMS, FILES[target]])
-    at_home = bool(env_id or policy.provenance.env_id)
+    env = None
     if observations is None:
-        if not at_home:
-            raise QuarlError(f"{UNKNOWN}: name one with --env, or give --observations for golden vectors")
+        if not has_environment(policy, env_id):
+            raise QuarlError(f"{UNKNOWN} for golden vectors ({PYTHON})")
         observations = record(policy, "fidelity", seed=seed, env_id=env_id, num=golden.NUM_RECORDED, min_episodes=3)
     vectors = golden.record(policy, observations)
-    env = make_for(policy, env_id) if at_home else None
+    try:
+        env = make_for(policy, env_id) if has_environment(policy, env_id) else None
+    except MissingEnvironmentError as error:
+        note(f"{error}; without it the contract does not say what the numbers of an observation are")
     full = contract.contract(
         policy,
         target,

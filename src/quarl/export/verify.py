@@ -15,7 +15,8 @@ import numpy as np
 from quarl import __version__, formats, stats
 from quarl.arrays import Array
 from quarl.calibration import quantize
-from quarl.errors import MissingPackageError, QuarlError, UnsupportedError
+from quarl.envs.lent import has_environment
+from quarl.errors import MissingEnvironmentError, MissingPackageError, QuarlError, UnsupportedError
 from quarl.evaluation import evaluate, record
 from quarl.export import contract, golden, runtimes, targets
 from quarl.export.contract import CONTRACT, GOLDEN, POLICY, SUMS, Exported
@@ -26,7 +27,7 @@ from quarl.export.runtimes import Runtime
 from quarl.inert.budget import read_json, reading
 from quarl.inert.zip import read_bytes
 from quarl.policy import artifact
-from quarl.policy.graph import QuantizedPolicy
+from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
 from quarl.quant.spec import EXACT
 from quarl.readers import load
 
@@ -192,18 +193,21 @@ def _verdict(before: Array, after: Array, margin_pct: float, seed: int) -> tuple
     return verdict.verdict, f"95 % interval of the difference {ends}, margin {margin_pct:g} %"
 
 
-def judged(
-    before: QuantizedPolicy, after: QuantizedPolicy, *, episodes: int, seed: int, env_id: str | None
-) -> Iterator[str]:
-    """What the new grids of a policy cost, in a line, where there is an environment."""
-    if not (env_id or before.provenance.env_id):
+def judged(before: Policy, after: QuantizedPolicy, *, episodes: int, seed: int, env_id: str | None) -> Iterator[str]:
+    """Yield the loss of return from `before` to `after` in a line, or why it is not measured."""
+    if not has_environment(before, env_id):
         yield "its return is not measured: no environment is named"
         return
-    old, new = (_return(each, "litert", episodes, seed, env_id) for each in (before, after))
+    exact = before if isinstance(before, QuantizedPolicy) else quantize(before, EXACT)
+    try:
+        old, new = (_return(each, "litert", episodes, seed, env_id) for each in (exact, after))
+    except MissingEnvironmentError as error:
+        yield f"its return is not measured: {error}"
+        return
     word, interval = _verdict(old, new, 5.0, seed)
     yield (
-        f"return {new.mean():.1f} static, {old.mean():.1f} dynamic, {episodes} episodes: {word} ({interval}); "
-        "the file names no fp32 to compare both with"
+        f"return {new.mean():.1f} {after.spec.in_words}, {old.mean():.1f} {exact.spec.in_words}, {episodes} episodes: "
+        f"{word} ({interval}){'; the file names no fp32 to compare both with' if is_quantized(before) else ''}"
     )
 
 

@@ -57,7 +57,7 @@ class RunOptions:
         """say: hears what was chosen for the user."""
         self.env_id, given = resolve(config.env, trusted=True), config.hyperparameters()
         path, atari = config.trained_agent, is_atari(self.env_id)
-        self.agent = None if path is None else TrainedAgent(path, config.algo, config.normalize)
+        self.agent = None if path is None else TrainedAgent(path, config.algo, config.normalize, config.frame_stack)
         self.folder = RunFolder.latest(config.folder, config.algo, self.env_id) if config.resume else None
         """That of a run which goes on."""
         # hyper-parameters: the run's, or tuned ones with the trained agent's architecture; over them those given

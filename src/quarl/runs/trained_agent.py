@@ -46,13 +46,13 @@ ALIASES = ("pi_features_extractor.", "vf_features_extractor.")
 class TrainedAgent:
     """What a zip holds."""
 
-    def __init__(self, path: Path, algo: str, normalize: str | None = None) -> None:
-        """Reads it; QuarlError where it is another algorithm's, or no model that QuaRL knows."""
+    def __init__(self, path: Path, algo: str, normalize: str | None = None, frame_stack: int | None = None) -> None:
+        """Read it; QuarlError if it is another algorithm's, or not a model that QuaRL knows."""
         path = find.file(path)
         if not read_bytes(path).startswith(b"PK"):
             raise QuarlError(f"{path} is no zip: -i takes agents of Stable-Baselines3")
         self.path = path
-        self.policy: Policy = sb3.read_zip(path, normalize=normalize, trained=False)
+        self.policy: Policy = sb3.read_zip(path, normalize=normalize, frame_stack=frame_stack, trained=False)
         self.asked = normalize
         self.statistics, _ = zoo.find_statistics(path, normalize)
         data, state = sb3.contents(path)
