@@ -226,7 +226,7 @@ def test_no_action_is_made_up_for_nan(value):
 
 def test_calibration_images_are_bytes_as_those_that_are_acted_on():
     agent = quarl.Agent(networks.convolutional())
-    images = networks.observations(agent.policy, 8)
+    images = networks.observations(agent.policy, 16)
     with pytest.raises(QuarlError, match=r"are float32, the policy expects bytes"):
         agent.quantize("int8", observations=(images / 255).astype(np.float32))
 
