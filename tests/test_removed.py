@@ -17,7 +17,7 @@ from quarl.quant.spec import QatSpec
 from quarl.removed import REMOVED
 
 OTHERS = {"qat_ranges": "lsq", "qat_affine": True, "qat_per_tensor": 0, "ranges": ["lsq"], "symmetric": False}
-OTHERS |= {"per_channel": None}
+OTHERS |= {"per_channel": None, "max_times_sampled": 8}
 CHECKPOINTS = ("ranges", "symmetric", "per_channel")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from quarl.errors import QuarlError
 
 REMOVED: Mapping[str, Any] = {
-    **{"qat_ranges": "minmax", "qat_affine": False, "qat_per_tensor": False},
+    **{"qat_ranges": "minmax", "qat_affine": False, "qat_per_tensor": False, "max_times_sampled": None},
     **{"ranges": "minmax", "symmetric": True, "per_channel": True},  # the same, as checkpoints spell them
 }
 """Former defaults by name."""

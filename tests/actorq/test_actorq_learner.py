@@ -260,49 +260,12 @@ def test_layers_that_are_given_twice_are_refused(tmp_path, net_arch, more):
     ("options", "message"),
     [
         ({"n_timesteps": 100}, "learning starts after step 100 and the run ends at 100"),
-        ({"max_times_sampled": 8, "params": ("buffer_size:50", "learning_starts:100")}, "replay, which holds 50"),
-        ({"max_times_sampled": 8, "params": ("buffer_size:50", "batch_size:64", "learning_starts:0")}, "when 64 steps"),
     ],
 )
 def test_a_run_that_would_never_learn_is_refused(tmp_path, options, message):
     chosen = config(tmp_path, **options)
     with pytest.raises(QuarlError, match=message):
         limiter_of(chosen, build(chosen))
-
-
-def test_where_actors_never_wait_replay_is_fed_while_the_learner_is_behind(rig):
-    chosen = rig(max_times_sampled=8, n_timesteps=2000)
-    chosen.loop.begin()
-    for _ in range(20):
-        for _ in range(100):
-            chosen.send()
-        chosen.loop.step()
-    model = chosen.loop.model
-    assert 15 <= model._n_updates <= 20  # far from the 8 * 2000 / 16 that are due
-    assert model.num_timesteps == 2000
-
-
-def test_a_learner_that_actors_flood_updates_all_the_same(rig):
-    """Each time it looks there are more segments, as where actors are faster than it takes them in."""
-    chosen = rig(max_times_sampled=8, n_timesteps=10**6)
-    chosen.loop.begin()
-    for _ in range(200):
-        chosen.send()
-    drain = chosen.loop.channel.drain
-
-    def flooded(rows):
-        for _ in range(50):
-            chosen.send()
-        return drain(rows)
-
-    chosen.loop.channel.drain = flooded
-    while not chosen.loop.limiter.updates_allowed():
-        chosen.loop.step()
-    before = chosen.loop.model._n_updates
-    for _ in range(5):
-        chosen.loop.step()
-    assert chosen.loop.model._n_updates == before + 5
-    assert chosen.loop.model.num_timesteps >= 450
 
 
 def test_an_actor_of_several_environments_has_room_for_a_step_of_them_all(rig):

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from quarl.actorq.limiter import UNLIMITED, Limiter, RateLimiter, SampleLimit, smallest_error_buffer
+from quarl.actorq.limiter import RateLimiter, smallest_error_buffer
 from quarl.errors import QuarlError
 
 RATIOS = st.floats(0.05, 64) | st.fractions(Fraction(1, 20), 64, max_denominator=300).map(float)
 
 
-def train(limiter: Limiter, batch_size: int) -> int:
+def train(limiter: RateLimiter, batch_size: int) -> int:
     """Does every update that is allowed, one at a time; how many those were."""
     updates = limiter.updates_allowed()
     for remaining in range(updates, 0, -1):
@@ -249,21 +249,3 @@ def test_a_learner_without_its_replay_waits_for_a_new_one():
     assert limiter.insert_limit() >= 264
     limiter.on_insert(132)
     assert limiter.updates_allowed() == 1
-
-
-def test_sample_limit_lets_the_learner_on_while_rows_remain_and_never_stops_actors():
-    remaining = 99
-    limiter = SampleLimit(lambda: remaining, 100, 32)
-    assert (limiter.updates_allowed(), limiter.inserts_wanted(), limiter.insert_limit()) == (0, UNLIMITED, UNLIMITED)
-    remaining = 100
-    limiter.on_insert(200)
-    assert (limiter.updates_allowed(), limiter.inserts_wanted()) == (1, UNLIMITED)
-    limiter.on_sample(32)
-    assert limiter.realised == 0.32
-    other = SampleLimit(lambda: remaining, 100, 32)
-    other.load_state(limiter.state())
-    assert (other.inserts, other.samples) == (200, 32)
-
-
-def test_sample_limit_never_allows_a_batch_that_the_rows_cannot_fill():
-    assert SampleLimit(lambda: 31, 1, 32).updates_allowed() == 0

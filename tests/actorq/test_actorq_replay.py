@@ -19,8 +19,6 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from quarl.actorq import replay as replays
 from quarl.actorq.replay import SegmentReplay
-from quarl.actorq.samplable import SamplableRows
-from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
 from stepwise import Stepwise
 
@@ -170,10 +168,9 @@ ROWS = st.tuples(
     size=st.integers(1, 40),
     n_steps=st.integers(1, 5),
     blocks=st.lists(st.tuples(st.booleans(), st.lists(ROWS, max_size=50)), max_size=6),
-    limit=st.sampled_from([None, 1, 3]),
 )
-def test_any_mix_of_streams_is_stored_as_the_plain_list_says_and_links_stay_sound(size, n_steps, blocks, limit):
-    buffer = replay(size, n_steps=n_steps, gamma=1.0, max_times_sampled=limit)
+def test_any_mix_of_streams_is_stored_as_the_plain_list_says_and_links_stay_sound(size, n_steps, blocks):
+    buffer = replay(size, n_steps=n_steps, gamma=1.0)
     plain = PlainReplay(size)
     sequences: Counter[tuple[int, int, int]] = Counter()
     for duplicates, block in blocks:
@@ -195,8 +192,6 @@ def test_any_mix_of_streams_is_stored_as_the_plain_list_says_and_links_stay_soun
             sequences[stream] += advance
             plain.insert(rows[-1])
         buffer.insert(segments(buffer, rows))
-        if limit is not None and buffer.num_samplable:
-            buffer.sample(1)
 
         total, held = len(plain.rows), buffer.size()
         assert (buffer.num_gaps, buffer.num_duplicates) == (plain.gaps, plain.duplicates)
@@ -327,25 +322,23 @@ def test_the_models_seed_decides_the_samples():
     assert not equal(model(1), model(2))
 
 
-@pytest.mark.parametrize("limit", [None, 4])
 @pytest.mark.parametrize("count", [30, 230])
-def test_a_restored_replay_gives_the_same_samples_and_goes_on_alike(limit, count):
+def test_a_restored_replay_gives_the_same_samples_and_goes_on_alike(count):
     rng = np.random.default_rng(1)
-    options = {"n_steps": 3, "max_times_sampled": limit}
-    buffer = replay(100, **options)
+    buffer = replay(100, n_steps=3)
     made = segments(buffer, [step(t % 2, t // 2, rng.normal(), terminated=t % 31 == 0) for t in range(count + 20)])
     buffer.insert(made[:count])
     draws(buffer, 2)
     state = {name: array.copy() for name, array in buffer.state().items()}
     assert len(state["observation"]) == min(count, 100)
-    other = replay(100, **options)
+    other = replay(100, n_steps=3)
     other.load_state(state)
     for after in (buffer, other):
         after.insert(made[count - 5 :])  # the first five are duplicates
         assert (after.num_duplicates, after.num_gaps) == (5, 0)
     assert np.array_equal(other.successor, buffer.successor)
     assert equal(draws(buffer, 2), draws(other, 2))
-    assert (other.pos, other.full, other.num_samplable) == (buffer.pos, buffer.full, buffer.num_samplable)
+    assert (other.pos, other.full) == (buffer.pos, buffer.full)
     assert equal(draws(buffer, 1), draws(pickle.loads(pickle.dumps(other)), 1))
 
 
@@ -353,7 +346,6 @@ def test_a_restored_replay_gives_the_same_samples_and_goes_on_alike(limit, count
     ("saved", "message"),
     [
         (replay(50), "room for 50 rows"),
-        (replay(max_times_sampled=3), "max_times_sampled it had"),
         (replay(action_space=DISCRETE), "action is of another kind"),
     ],
 )
@@ -368,87 +360,6 @@ def test_a_damaged_state_is_refused(broken):
     buffer.insert(segments(buffer, [step(0, t) for t in range(5)]))
     with pytest.raises(QuarlError, match="the checkpoint is damaged"):
         replay().load_state({**buffer.state(), **broken})
-
-
-def test_a_row_leaves_the_sampling_set_after_its_last_sample_and_all_rows_give_as_many():
-    buffer = replay(64, max_times_sampled=3)
-    buffer.insert(segments(buffer, [step(0, t) for t in range(50)]))
-    seen: Counter[float] = Counter()
-    for batch in range(15):
-        seen.update(buffer.sample(10).observations[:, 0].tolist())
-        assert max(seen.values()) <= 3
-        assert buffer.num_samplable == 50 - sum(times == 3 for times in seen.values()), batch
-    assert seen == {float(row): 3 for row in range(50)}
-    with pytest.raises(QuarlError, match="no row to sample"):
-        buffer.sample(1)
-    buffer.insert(segments(buffer, [step(0, 50 + t) for t in range(30)]))  # 16 of them over rows that had left
-    assert buffer.num_samplable == 30
-    assert set(buffer.sample(90).observations[:, 0].tolist()) == set(range(30))
-
-
-def test_overwritten_rows_begin_anew_whether_they_were_used_up_or_not():
-    buffer = replay(8, max_times_sampled=2)
-    made = segments(buffer, [step(0, t) for t in range(24)])
-    buffer.insert(made[:8])
-    buffer.sample(11)
-    buffer.insert(made[8:13])
-    buffer.sample(3)
-    buffer.insert(made[13:24])
-    assert buffer.num_samplable == 8
-    assert Counter(buffer.sample(16).observations[:, 0].tolist()) == {float(row): 2 for row in range(16, 24)}
-
-
-def test_a_batch_that_the_remaining_samples_cannot_fill_is_refused_and_nothing_is_used_up():
-    buffer = replay(max_times_sampled=2)
-    buffer.insert(segments(buffer, [step(0, t) for t in range(4)]))
-    buffer.sample(3)
-    with pytest.raises(QuarlError, match="too few for a batch of 6"):
-        buffer.sample(6)
-    assert len(buffer.sample(5).rewards) == 5
-
-
-@settings(deadline=None, max_examples=80)
-@given(
-    limit=st.integers(1, 4),
-    seed=st.integers(0, 1000),
-    actions=st.lists(st.tuples(st.booleans(), st.integers(1, 12)), max_size=40),
-)
-def test_the_sampling_set_is_the_rows_not_used_up_after_any_draws_and_renewals(limit, seed, actions):
-    rows = SamplableRows(10, limit)
-    times: dict[int, int] = {}
-    rng = np.random.default_rng(seed)
-    for draw, amount in actions:
-        if draw and sum(limit - t for t in times.values()) >= amount:
-            for row in rows.draw(amount, rng).tolist():
-                times[row] += 1
-        elif not draw:
-            renewed = rng.permutation(10)[: min(amount, 10)]
-            rows.renew(renewed)
-            times |= dict.fromkeys(renewed.tolist(), 0)
-        assert max(times.values(), default=0) <= limit
-        assert sorted(rows.members.tolist()) == sorted(row for row, count in times.items() if count < limit)
-
-
-def test_draws_with_a_limit_are_distributed_as_one_by_one_draws_are():
-    # Two rows of two samples each, two draws: the same row twice with probability 1/2. With one sample each: never.
-    rng = np.random.default_rng(0)
-    same = Counter()
-    for _ in range(4000):
-        for limit in (1, 2):
-            rows = SamplableRows(2, limit)
-            rows.renew(np.arange(2))
-            first, second = rows.draw(2, rng)
-            same[limit] += first == second
-    assert same[1] == 0
-    assert abs(same[2] - 2000) < 130  # four standard deviations
-
-    # Three rows, the first with one sample left: of two draws, in turn, it is had by one in 1 - (2/3)^2 of cases.
-    had = 0
-    for _ in range(4000):
-        rows = SamplableRows(3, 2)
-        rows.restore(np.arange(3), np.array([1, 0, 0]))
-        had += 0 in rows.draw(2, rng)
-    assert abs(had - 4000 * 5 / 9) < 130
 
 
 def test_without_a_limit_samples_are_uniform_over_the_rows_held():
@@ -473,10 +384,12 @@ def test_images_stay_bytes_and_discrete_actions_integers():
 
 
 def test_reset_empties_the_store_and_streams_go_on():
-    buffer = replay(max_times_sampled=2)
+    buffer = replay()
     buffer.insert(segments(buffer, [step(0, t) for t in range(5)]))
     buffer.reset()
-    assert (buffer.size(), buffer.num_samplable) == (0, 0)
+    assert buffer.size() == 0
+    with pytest.raises(QuarlError, match="no row to sample"):
+        buffer.sample(1)
     buffer.insert(segments(buffer, [step(0, t) for t in range(4, 7)]))
     assert (buffer.size(), buffer.num_gaps, buffer.num_duplicates) == (2, 0, 1)
     assert buffer.successor[:3].tolist() == [1, -1, -1]
@@ -486,8 +399,6 @@ def test_options_that_cannot_be_are_refused():
     for options in ({"optimize_memory_usage": True}, {"n_steps": 0}):
         with pytest.raises(QuarlError):
             replay(**options)
-    with pytest.raises(QuarlError, match="max-times-sampled"):
-        ActorQConfig(max_times_sampled=0).check()
     with pytest.raises(QuarlError, match="flatten them"):
         SegmentReplay(10, spaces.Dict({"a": BOX}), ACTIONS)
 

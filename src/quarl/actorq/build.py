@@ -21,7 +21,7 @@ from torch.optim import Adam
 
 from quarl import qat
 from quarl.actorq.environments import world_of
-from quarl.actorq.limiter import Limiter, RateLimiter, SampleLimit
+from quarl.actorq.limiter import RateLimiter
 from quarl.actorq.replay import SegmentReplay
 from quarl.algorithms.arguments import arguments
 from quarl.algorithms.clocks import NO_UPDATES, no_update
@@ -81,7 +81,6 @@ def build(config: ActorQConfig, world: Recalled | None = None) -> OffPolicyAlgor
     image = isinstance(space, spaces.Box) and observation_box(from_live(space, where), where).is_image
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is ignored because a custom `replay_buffer_class`")
-        replay = {"n_steps": n_steps, "gamma": gamma, "max_times_sampled": config.max_times_sampled}
         model: OffPolicyAlgorithm = make_learner(
             config,
             cls,
@@ -91,7 +90,7 @@ def build(config: ActorQConfig, world: Recalled | None = None) -> OffPolicyAlgor
             device=config.device,
             policy_kwargs=policy_kwargs,
             replay_buffer_class=SegmentReplay,
-            replay_buffer_kwargs=replay,
+            replay_buffer_kwargs={"n_steps": n_steps, "gamma": gamma},
             **parameters,
         )
     model.n_steps = n_steps  # whoever trains the saved model on has these, without the actors' replay
@@ -113,39 +112,26 @@ def samples_per_insert(model: OffPolicyAlgorithm) -> float:
     return float(model.batch_size * steps / freq.frequency)
 
 
-def limiter_of(config: ActorQConfig, model: OffPolicyAlgorithm) -> Limiter:
+def limiter_of(config: ActorQConfig, model: OffPolicyAlgorithm) -> RateLimiter:
     """The limiter of the model's learner; QuarlError where it would never update, or actors would wait for ever."""
-    replay = model.replay_buffer
-    assert isinstance(replay, SegmentReplay)
     freq: Any = model.train_freq
     steps: int = freq.frequency
     starts, batch_size = model.learning_starts, model.batch_size
-    limiter: Limiter
-    if config.max_times_sampled is not None:
-        ratio, at_once = float(config.max_times_sampled), 1
-        limiter = SampleLimit(lambda: replay.num_samplable, starts, batch_size)
-        least = max(starts, batch_size)
-        if model.buffer_size < least:
-            raise QuarlError(
-                f"with --max-times-sampled learning starts when {least:,} steps are in replay, which holds "
-                f"{model.buffer_size:,}: use a larger --params buffer_size or smaller learning_starts"
-            )
-    else:
-        ratio = config.samples_per_insert or samples_per_insert(model)
-        at_once = model.gradient_steps if model.gradient_steps > 0 else steps
-        # Rounds and their first one are Stable-Baselines3's: between two rounds DQN's target network moves.
-        limiter = RateLimiter(
-            ratio,
-            batch_size,
-            starts // steps * steps,
-            config.error_buffer,
-            updates_at_once=at_once,
-            inserts_at_once=config.num_envs,
-        )
+    ratio = config.samples_per_insert or samples_per_insert(model)
+    at_once = model.gradient_steps if model.gradient_steps > 0 else steps
+    # Rounds and their first one are Stable-Baselines3's: between two rounds DQN's target network moves.
+    limiter = RateLimiter(
+        ratio,
+        batch_size,
+        starts // steps * steps,
+        config.error_buffer,
+        updates_at_once=at_once,
+        inserts_at_once=config.num_envs,
+    )
     if not config.resume and not config.plan:
         if config.steps <= starts:
             raise no_update(starts, config.steps, "learning_starts")
-        if isinstance(limiter, RateLimiter) and config.steps < (first := limiter.inserts_wanted()):
+        if config.steps < (first := limiter.inserts_wanted()):
             raise no_update(first - 1, config.steps, "train_freq or learning_starts")
     # Every actor may be one step ahead of what it knew of the others, and a round of updates cannot be halved.
     promised = ratio / batch_size

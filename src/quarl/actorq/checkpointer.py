@@ -6,7 +6,7 @@ from typing import Any
 
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
-from quarl.actorq.limiter import Limiter, RateLimiter
+from quarl.actorq.limiter import RateLimiter
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.versions import Versions
 from quarl.algorithms.clocks import hold, standing
@@ -26,7 +26,9 @@ class LearnerCheckpointer(Checkpointer):
 
     model: OffPolicyAlgorithm
 
-    def __init__(self, config: ActorQConfig, model: OffPolicyAlgorithm, limiter: Limiter, versions: Versions) -> None:
+    def __init__(
+        self, config: ActorQConfig, model: OffPolicyAlgorithm, limiter: RateLimiter, versions: Versions
+    ) -> None:
         assert isinstance(model.replay_buffer, SegmentReplay)
         folder, replay = RunFolder(config.output), model.replay_buffer
         super().__init__(model, lambda: folder, note, replay, saves_replay=config.save_replay_buffer)
@@ -66,7 +68,7 @@ class LearnerCheckpointer(Checkpointer):
         model._num_timesteps_at_start = model.num_timesteps
         model._update_current_progress_remaining(model.num_timesteps, model._total_timesteps)
         self.limiter.load_state(state["limiter"])
-        if not newest.has_replay and isinstance(self.limiter, RateLimiter):
+        if not newest.has_replay:
             self.limiter.warm_up_again()
         self._slow_down(float(state["rate_factor"]))
         self.float_updates = int(state.get("float_updates", 0))

@@ -126,9 +126,8 @@ class LearnerLoop(roles.Learner):
         self.cells[Learner.READY] = 1
 
     def step(self) -> None:
-        # learn, or take in what is learnt from; beside an update there is only something where actors keep no ratio
+        # learn, or take in what is learned from
         if self.limiter.updates_allowed():
-            self.receive()
             self.update()
         else:
             self._gather()
@@ -296,7 +295,7 @@ class LearnerLoop(roles.Learner):
         # An actor steps all its environments or none; what they make beyond the last step is not taken in.
         limit = min(self.limiter.insert_limit(), self.config.steps + self.config.num_envs - 1)
         cells[Learner.INSERT_LIMIT] = limit - self.inserts_before
-        # a line on which updates follow inserts; constant where the limiter keeps a ratio
+        # a line on which updates follow inserts
         cells[Learner.UPDATES_PER_INSERT] = per_insert = self.limiter.updates_per_insert
         taken = self.limiter.inserts - self.inserts_before
         cells[Learner.UPDATES_OFFSET] = model._n_updates + self.limiter.updates_owed() - per_insert * taken

@@ -1,63 +1,15 @@
-"""Who may go on: how many batches the learner may sample now, and how far the actors may insert. Pure counting.
-
-RateLimiter keeps a ratio from both sides; SampleLimit is the original's rule, by which actors wait for
-no ratio; what stops them then is the age of their weights alone.
-"""
+"""Who may go on: how many batches the learner may sample now, and how far the actors may insert. Pure counting."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 
 from quarl.errors import QuarlError
 
-UNLIMITED = 2**63 - 1
-"""An insert limit that is never reached, and fits the int64 that actors read."""
 MAX_DENOMINATOR = 10**6
 """Of samples_per_insert as a fraction: it recovers every batch * gradient_steps / train_freq from its float."""
-
-
-class _Counts:
-    """What both limiters count: rows inserted, and rows sampled, past a start."""
-
-    def __init__(self, batch_size: int, min_size: int, **at_least_one: int) -> None:
-        _check_least(1, batch_size=batch_size, **at_least_one)
-        _check_least(0, min_size=min_size)
-        self.batch_size, self.min_size = batch_size, min_size
-        self.inserts = self.samples = 0
-        self._start = (min_size, 0)
-
-    def on_insert(self, count: int) -> None:
-        """Counts inserted rows."""
-        self.inserts += count
-
-    def on_sample(self, count: int) -> None:
-        """Counts sampled rows: batch_size for every update."""
-        self.samples += count
-
-    @property
-    def realised(self) -> float:
-        """Samples per insert past the first min_size inserts, or since the ratio was last changed; 0 before."""
-        inserts, samples = self._start
-        return (self.samples - samples) / (self.inserts - inserts) if self.inserts > inserts else 0.0
-
-    @property
-    def updates_per_insert(self) -> float:
-        """Those so far, of a learner that is as fast as it is."""
-        return self.realised / self.batch_size
-
-    def updates_owed(self) -> float:
-        """Updates that `updates_per_insert` promises for the inserts there are, and that are not made yet."""
-        return 0.0
-
-    def state(self) -> dict[str, float]:
-        """Numbers that `load_state` takes."""
-        return {"inserts": self.inserts, "samples": self.samples}
-
-    def load_state(self, state: Mapping[str, float]) -> None:
-        """Goes on from `state`."""
-        self.inserts, self.samples = _counts(state, ("inserts", "samples"))
 
 
 def smallest_error_buffer(
@@ -72,7 +24,7 @@ def smallest_error_buffer(
     return batch_size * updates_at_once + ratio * inserts_at_once - Fraction(1, ratio.denominator)
 
 
-class RateLimiter(_Counts):
+class RateLimiter:
     """Keeps error = (inserts - min_size) * samples_per_insert - samples within [0, error_buffer].
 
     Reverb's SampleToInsertRatio lets the error swing to either side of 0. Only the width of that window matters once
@@ -98,7 +50,11 @@ class RateLimiter(_Counts):
         updates_at_once: updates become due in rounds of so many (SB3's gradient_steps).
         inserts_at_once: an actor goes on where there is room for so many, a step of each of its environments.
         """
-        super().__init__(batch_size, min_size, updates_at_once=updates_at_once, inserts_at_once=inserts_at_once)
+        _check_least(1, batch_size=batch_size, updates_at_once=updates_at_once, inserts_at_once=inserts_at_once)
+        _check_least(0, min_size=min_size)
+        self.batch_size, self.min_size = batch_size, min_size
+        self.inserts = self.samples = 0
+        self._start = (min_size, 0)
         self._ratio = _ratio(samples_per_insert)
         smallest = smallest_error_buffer(samples_per_insert, batch_size, updates_at_once, inserts_at_once)
         if error_buffer is None:
@@ -117,13 +73,27 @@ class RateLimiter(_Counts):
         self._round = batch_size * updates_at_once * self._down
         self._ahead = math.floor(Fraction(error_buffer) * self._down)
 
+    def on_insert(self, count: int) -> None:
+        """Count inserted rows."""
+        self.inserts += count
+
+    def on_sample(self, count: int) -> None:
+        """Count sampled rows: batch_size for every update."""
+        self.samples += count
+
+    @property
+    def realised(self) -> float:
+        """Samples per insert past the first min_size inserts, or since the ratio was last changed; 0 before."""
+        inserts, samples = self._start
+        return (self.samples - samples) / (self.inserts - inserts) if self.inserts > inserts else 0.0
+
     @property
     def updates_per_insert(self) -> float:
-        """Those that the ratio makes."""
+        """Updates that the ratio makes of an insert."""
         return self.samples_per_insert / self.batch_size
 
     def updates_owed(self) -> float:
-        """Past the start of the ratio."""
+        """Return the updates that the ratio promises for the inserts past its start, less those made."""
         inserts, samples = self._start
         return (self.inserts - inserts) * self.updates_per_insert - (self.samples - samples) / self.batch_size
 
@@ -149,7 +119,9 @@ class RateLimiter(_Counts):
 
     def state(self) -> dict[str, float]:
         """Numbers that `load_state` takes."""
-        return super().state() | {
+        return {
+            "inserts": self.inserts,
+            "samples": self.samples,
             "start_inserts": self._start[0],
             "start_samples": self._start[1],
             "samples_per_insert": self.samples_per_insert,
@@ -162,8 +134,8 @@ class RateLimiter(_Counts):
 
         Otherwise a raised ratio would be made up for by a burst of updates, and a lowered one by a long wait.
         """
-        super().load_state(state)
-        inserts, samples = _counts(state, ("start_inserts", "start_samples"))
+        names = ("inserts", "samples", "start_inserts", "start_samples")
+        self.inserts, self.samples, inserts, samples = _counts(state, names)
         ratio = {name: getattr(self, name) for name in ("samples_per_insert", "batch_size", "min_size")}
         unchanged = ratio.items() <= state.items()
         self._start = (inserts, samples) if unchanged else (max(self.inserts, self.min_size), self.samples)
@@ -171,36 +143,6 @@ class RateLimiter(_Counts):
     def warm_up_again(self) -> None:
         """Waits for min_size inserts from now on, because the replay was lost, before the ratio counts again."""
         self._start = (self.inserts + self.min_size, self.samples)
-
-
-class SampleLimit(_Counts):
-    """The original's rule (Reverb's MinSize with max_times_sampled): the learner samples while rows remain to sample.
-
-    A row leaves the replay's sampling set after so many samples; the learner waits while fewer than min_size (or than
-    one batch) remain. Actors do not wait for it.
-    """
-
-    def __init__(self, num_samplable: Callable[[], int], min_size: int, batch_size: int = 1) -> None:
-        """num_samplable: rows that may still be sampled (`SegmentReplay.num_samplable`), asked at every call."""
-        super().__init__(batch_size, min_size)
-        self._least = max(min_size, batch_size)
-        self._num_samplable = num_samplable
-
-    def updates_allowed(self) -> int:
-        """1 or 0: how many rows a batch uses up is known only after it was sampled."""
-        return int(self._num_samplable() >= self._least)
-
-    def inserts_wanted(self) -> int:
-        """All that there are: a learner that is behind must not let actors wait, nor learn from old rows."""
-        return UNLIMITED
-
-    def insert_limit(self) -> int:
-        """A number that is never reached."""
-        return UNLIMITED
-
-
-Limiter = RateLimiter | SampleLimit
-"""What a learner asks before it samples, and tells the actors after it has."""
 
 
 def _check_least(least: int, **values: int) -> None:

@@ -91,7 +91,7 @@ def adopt(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
     if num_envs > 1 and isinstance(left.get("train_freq"), int):
         left["train_freq"] *= num_envs
         said.append(f"train_freq of {num_envs} environments is {left['train_freq']}")
-    if config.samples_per_insert is not None or config.max_times_sampled is not None:
+    if config.samples_per_insert is not None:
         without |= {"train_freq", "gradient_steps"}
     # layers that are given, and what actors have no use for
     if (config.net_arch is not None or CRITIC in given) and "policy_kwargs" in left:

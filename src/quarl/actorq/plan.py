@@ -138,7 +138,7 @@ def measure(
             rows = np.concatenate(segments)
             learner = LearnerLoop(replace(supervisor.workers.learner.spec, cores=None))
             model = learner.model
-            ratio = float(config.samples_per_insert or config.max_times_sampled or samples_per_insert(model))
+            ratio = float(config.samples_per_insert or samples_per_insert(model))
             update_s, insert_s = _learning(learner, rows, model.batch_size / ratio, seconds)
             calls, predict_s = Timer(lambda: model.predict(rows["observation"][0], deterministic=True)).autorange()
     timed.append(Step(*PLAIN, timed[0].environment_s, predict_s / calls, timed[0].overhead_s))

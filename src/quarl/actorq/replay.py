@@ -19,7 +19,6 @@ from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
-from quarl.actorq.samplable import SamplableRows
 from quarl.actorq.segment import segment_dtype
 from quarl.arrays import Array
 from quarl.errors import QuarlError
@@ -46,12 +45,8 @@ class SegmentReplay(ReplayBuffer):
         *,
         n_steps: int = 1,
         gamma: float = 0.99,
-        max_times_sampled: int | None = None,
     ) -> None:
-        """buffer_size: transitions in total, not per environment.
-
-        max_times_sampled: a row leaves the sampling set after so many samples; None: never.
-        """
+        """buffer_size: transitions in total, not per environment."""
         if optimize_memory_usage:
             raise QuarlError("SegmentReplay stores both observations of a row; leave optimize_memory_usage False")
         for name, value in (("buffer_size", buffer_size), ("n_steps", n_steps)):
@@ -77,18 +72,12 @@ class SegmentReplay(ReplayBuffer):
         self.num_gaps = 0
         """Rows before which at least one of their stream is missing."""
         self._streams: dict[tuple[int, int, int], tuple[int, int]] = {}
-        self._samplable = None if max_times_sampled is None else SamplableRows(buffer_size, max_times_sampled)
         # SB3 samples from numpy's global generator, which the model's seed has set when it makes its buffer.
         self.set_seed(int(np.random.randint(2**31)))
 
     def set_seed(self, seed: int) -> None:
         """Starts the generator of samples anew."""
         self._generator = np.random.default_rng(seed)
-
-    @property
-    def num_samplable(self) -> int:
-        """Rows that may be sampled: all of them, or with max_times_sampled those not used up."""
-        return self.size() if self._samplable is None else len(self._samplable)
 
     def insert(self, segments: Array) -> int:
         """Stores rows of `segment_dtype` [n], in order of arrival; how many were new (duplicates are counted)."""
@@ -106,8 +95,6 @@ class SegmentReplay(ReplayBuffer):
                 if len(rows) > before_end:
                     column[: len(rows) - before_end] = rows[name][before_end:]
             self.successor[indices] = -1
-            if self._samplable is not None:
-                self._samplable.renew(indices)
             # the row before links to them where it still lives and its episode went on
             before = numbers % self.buffer_size
             over = self.columns["terminated"][before] | self.columns["truncated"][before]
@@ -170,12 +157,10 @@ class SegmentReplay(ReplayBuffer):
         return (rows if len(fresh) == len(rows) else rows[fresh]), np.array(numbers, np.int64)
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
-        """A batch of n-step samples, uniform over the rows that may be sampled; see `_get_samples`."""
-        if not self.num_samplable:
+        """Return a batch of n-step samples, uniform over all rows; see `_get_samples`."""
+        if not self.size():
             raise QuarlError("the replay holds no row to sample; insert some first")
-        if self._samplable is None:
-            return self._get_samples(self._generator.integers(0, self.size(), batch_size), env)
-        return self._get_samples(self._samplable.draw(batch_size, self._generator), env)
+        return self._get_samples(self._generator.integers(0, self.size(), batch_size), env)
 
     def _get_samples(self, batch_inds: Array, env: VecNormalize | None = None) -> ReplayBufferSamples:
         """Samples that begin at these indices [B]: up to n_steps rows, fewer at a gap, an end or the newest row.
@@ -220,8 +205,6 @@ class SegmentReplay(ReplayBuffer):
         self.successor.fill(-1)
         self.num_rows = 0
         self._streams = {stream: (sequence, NEVER) for stream, (sequence, _) in self._streams.items()}
-        if self._samplable is not None:
-            self._samplable.clear(self.buffer_size)
 
     def state(self) -> dict[str, Array]:
         """Arrays that `load_state` takes: views of the filled part, so write them before the next insert."""
@@ -232,19 +215,18 @@ class SegmentReplay(ReplayBuffer):
         counters = [self.num_rows, self.buffer_size, self.num_duplicates, self.num_gaps]
         state["counters"] = np.array(counters, np.int64)
         state["generator"] = np.frombuffer(json.dumps(self._generator.bit_generator.state).encode(), np.uint8)
-        if self._samplable is not None:
-            state["times_sampled"] = self._samplable.times[:size]
-            state["samplable"] = self._samplable.members
         return state
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Makes this replay the saved one: the same samples follow.
 
-        The spaces, the buffer size and whether max_times_sampled is set must be as they were.
+        The spaces and the buffer size must be as they were.
         """
         here = self.state()
         if wrong := sorted(here.keys() ^ state.keys()):
-            raise QuarlError(f"the saved replay differs in {wrong[0]!r}; resume with the max_times_sampled it had")
+            raise QuarlError(
+                f"the saved replay differs in {wrong[0]!r}: the checkpoint is damaged, or an older QuaRL's"
+            )
         for name, array in here.items():
             if (state[name].dtype, state[name].shape[1:]) != (array.dtype, array.shape[1:]):
                 raise QuarlError(f"the saved replay's {name} is of another kind; resume with the same environment")
@@ -252,10 +234,11 @@ class SegmentReplay(ReplayBuffer):
         if capacity != self.buffer_size:
             raise QuarlError(f"the saved replay has room for {capacity} rows, this one for {self.buffer_size}")
         size = min(num_rows, capacity)
-        free = ("streams", "counters", "generator", "samplable")  # of their own lengths
-        indices = [state[name] for name in ("successor", "samplable") if name in state]
-        if any(len(array) != size for name, array in state.items() if name not in free) or any(
-            ((array < -1) | (array >= size)).any() for array in indices
+        free = ("streams", "counters", "generator")  # of their own lengths
+        links = state["successor"]
+        if (
+            any(len(array) != size for name, array in state.items() if name not in free)
+            or ((links < -1) | (links >= size)).any()
         ):
             raise QuarlError("the saved replay's arrays do not fit together; the checkpoint is damaged")
         for name, column in self.columns.items():
@@ -265,5 +248,3 @@ class SegmentReplay(ReplayBuffer):
         self.pos, self.full = num_rows % capacity, num_rows >= capacity
         self._streams = {(a, i, e): (sequence, number) for a, i, e, sequence, number in state["streams"].tolist()}
         self._generator.bit_generator.state = json.loads(state["generator"].tobytes())
-        if self._samplable is not None:
-            self._samplable.restore(state["samplable"], state["times_sampled"])

@@ -8,7 +8,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from stable_baselines3.dqn import DQN
 
 from quarl.actorq.counters import CLASSES
-from quarl.actorq.limiter import Limiter
+from quarl.actorq.limiter import RateLimiter
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.versions import Versions
 from quarl.arrays import Array
@@ -18,7 +18,7 @@ from quarl.errors import QuarlError
 class ReplayInsert:
     """Replay, limiter, statistics and Stable-Baselines3's clocks of one learner, moved together."""
 
-    def __init__(self, model: OffPolicyAlgorithm, limiter: Limiter, versions: Versions, staleness: Array) -> None:
+    def __init__(self, model: OffPolicyAlgorithm, limiter: RateLimiter, versions: Versions, staleness: Array) -> None:
         """staleness: the counters' histogram of the ages of weights."""
         assert isinstance(model.replay_buffer, SegmentReplay)
         self.model, self.replay, self.limiter, self.versions = model, model.replay_buffer, limiter, versions

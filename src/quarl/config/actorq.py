@@ -21,7 +21,7 @@ GIVEN_ONCE = ("n_steps", "batch_size")
 """Hyper-parameters that are options too."""
 COUNTS = (
     *("actors", "envs_per_actor", "actor_update_interval", "publish_interval", "max_staleness"),
-    *("min_actors", "learner_threads", "updates", "max_times_sampled", "batch_size", "n_steps"),
+    *("min_actors", "learner_threads", "updates", "batch_size", "n_steps"),
     *("nodes", "actors_per_node"),
 )
 """Options from 1 on."""
@@ -72,8 +72,6 @@ class ActorQConfig(LearnerOptions):
     """Updates that an actor's weights may be behind the learner; then it waits for newer ones."""
     samples_per_insert: Annotated[float | None, shown("N", default="the algorithm's own ratio"), TRAINING] = None
     """Samples of replay for every environment step; the faster side waits for the other."""
-    max_times_sampled: Annotated[int | None, shown("N", default="no bound"), ADVANCED] = None
-    """Instead of a ratio: a step leaves replay after so many samples; actors wait at --max-staleness alone."""
     batch_size: Annotated[int | None, shown("N", default="the algorithm's"), TRAINING] = None
     """Replay samples of one update."""
     net_arch: Annotated[str | None, shown("W,W,...", default="the algorithm's"), TRAINING] = None
@@ -145,10 +143,6 @@ class ActorQConfig(LearnerOptions):
         self.hidden()
         if self.samples_per_insert is not None and not self.samples_per_insert > 0:
             raise QuarlError(f"--samples-per-insert must be above 0, got {self.samples_per_insert:g}")
-        if self.samples_per_insert is not None and self.max_times_sampled is not None:
-            raise QuarlError("--samples-per-insert and --max-times-sampled exclude each other: keep one")
-        if self.error_buffer is not None and self.max_times_sampled is not None:
-            raise QuarlError("--error-buffer is the slack of a ratio, and --max-times-sampled keeps none: keep one")
         if self.target is not None and not math.isfinite(self.target):
             raise QuarlError(f"--target must be a finite number, got {self.target:g}")
         if self.target is not None and not (self.eval_freq and self.eval_episodes):

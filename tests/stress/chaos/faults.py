@@ -116,8 +116,10 @@ def slow_learner(folder: Path, *, seconds: float) -> Row:
         "100000000",
         "--updates",
         "10000",
-        "--max-times-sampled",
+        "--samples-per-insert",
         "8",
+        "--error-buffer",
+        "1e9",
         "--net-arch",
         "512,512",
     )
