@@ -27,7 +27,6 @@ from quarl.rows import by as grouped
 ROOT = Path(__file__).resolve().parents[1]
 sys.path += [str(ROOT / "benchmarks"), str(ROOT / "docs")]
 import figures  # noqa: E402  # a module beside this script
-import first_readme  # noqa: E402  # another
 
 import results  # noqa: E402  # it is a script of benchmarks/
 
@@ -182,7 +181,7 @@ def _environment(folder: Path) -> Environment:
         lstrip_blocks=True,
         extensions=["jinja2.ext.do"],
     )
-    read = (rows, row, by, machines, check, first_readme.paragraphs, questions, answer)
+    read = (rows, row, by, machines, check, questions, answer)
     written = (table, fixed, between, ceiling, listed, verdict, figure, source)
     built_in = (sorted, zip, round, abs, len, min, max, sum, all, any, set)
     environment.globals |= {function.__name__: function for function in (*read, *written, *built_in)}

@@ -33,6 +33,17 @@ GENERATED = re.compile(r"<!-- generated.*?(?:<!-- generated.*?-->|\Z)", re.DOTAL
 """From its mark to the next one, or to the end."""
 
 
+NAMES = re.compile(r"`[^`]*`|\]\([^)]*\)|\b(?:int|fp|bf|sb|w\d+a)\d+\b|\b[A-Za-z]\w*-v\d+\b|\bZen \d\b|<!--.*?-->")
+"""Text whose digits are no measured numbers."""
+NUMBER = re.compile(r"(?<![\w.])[-−]?\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?")
+
+
+def numbers(text: str) -> list[str]:
+    """Return the numbers in a text as plain digits: of 1,504 and −0.50, 1504 and -0.5; of 64-64 and 5–7, two each."""
+    plain = re.sub(r"(?<=\d)[–-](?=\d)", " ", NAMES.sub(" ", text.replace("```", " ")))
+    return [f"{float(word.replace(',', '').replace('−', '-')):.10g}" for word in NUMBER.findall(plain)]
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """A fenced block."""

@@ -404,7 +404,7 @@ def test_a_live_model_and_a_module_become_agents_that_act_as_they_do():
         quarl.from_module(module, (3,), gymnasium.spaces.Dict())
 
 
-def test_a_module_is_told_what_it_observes_by_a_shape_or_by_the_space_and_the_names_of_old_still_work():
+def test_a_module_is_told_what_it_observes_by_a_shape_or_by_the_space():
     head, network = gymnasium.spaces.Discrete(2), torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2))
     frames = gymnasium.spaces.Box(0, 255, (3, 2, 2), np.uint8)
     plain, frame = (
@@ -412,8 +412,8 @@ def test_a_module_is_told_what_it_observes_by_a_shape_or_by_the_space_and_the_na
     )
     assert (plain.observation_shape, plain.observation_dtype) == ((12,), "float32")
     assert (frame.observation_shape, frame.observation_dtype) == ((3, 2, 2), "uint8")
-    former = quarl.Agent.from_module(network, observation_shape=(3, 2, 2), head=head, observation_dtype="uint8")
-    assert artifact.to_bytes(former.policy) == artifact.to_bytes(frame)
+    shaped = quarl.Agent.from_module(network, (3, 2, 2), head, observation_dtype="uint8")
+    assert artifact.to_bytes(shaped.policy) == artifact.to_bytes(frame)
     with pytest.raises(QuarlError, match="from_module has no keyword 'observations'; did you mean 'observation'"):
         quarl.from_module(network, observations=(12,), head=head)
     with pytest.raises(QuarlError, match="observation"):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from first_readme import NUMBER, numbers
 
-from documents import PAGES, ROOT, anchors, blocks, links, paragraphs, relative, target
+from documents import NUMBER, PAGES, ROOT, anchors, blocks, links, numbers, paragraphs, relative, target
 
 README = ROOT / "README.md"
 MAX_LINES, MAX_WORDS, MAX_LETTERS, MAX_PARAGRAPH = 200, 2000, 120, 6

@@ -1,4 +1,4 @@
-"""Measured results: rows of all machines, what they were measured with, and where older files went."""
+"""Measured results: rows of all machines, what they were measured with."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from quarl.experiments import file, plan
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "docs"))
-import first_readme  # noqa: E402  # a script of docs/
-import pages  # noqa: E402  # another
+import pages  # noqa: E402  # a script of docs/
 
 STUDIES = sorted((ROOT / "studies").glob("*.yml"))
 ABOUT = {"command", "date", "commit", "machine", "versions"}
@@ -79,16 +78,6 @@ def test_every_folder_of_results_says_how_its_rows_were_measured():
 
 
 @pytest.mark.slow
-def test_every_file_that_moved_has_its_rows():
-    moved = [line.split("\t") for line in (results.RESULTS / "MOVED.tsv").read_text().splitlines()[1:]]
-    assert len({old for old, _, _ in moved}) == 1019
-    lengths = {new: len((ROOT / new).read_bytes().splitlines()) for _, new, _ in moved}
-    for _, new, lines in moved:
-        if lines:
-            assert int(lines.replace("-", ",").rpartition(",")[2]) <= lengths[new]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_studies_can_be_planned(path, agents):
     cells = plan.plan(file.read(str(path), agents), seed=0)
@@ -115,15 +104,3 @@ def test_a_page_of_results_answers_first_shows_then_is_short_and_names_its_sourc
     assert second.startswith("![")
     assert "\n## Measured by\n" in text
     assert len([word for line in text.splitlines() if not line.startswith("|") for word in line.split()]) <= 1500
-
-
-def test_every_section_and_paragraph_of_the_first_readme_has_its_new_address():
-    index = (pages.PAGES / "index.md").read_text()
-    text = first_readme.FIRST.read_text()
-    titles = re.findall(r"^## (.*)", text, re.MULTILINE) + re.findall(r"^\*\*(.*?)\*\*", text, re.MULTILINE)
-    assert len(titles) > 30
-    assert not [title for title in titles if f"| {title} |" not in index]
-
-
-def test_every_number_of_the_first_readme_is_on_its_page_or_was_dropped_for_a_reason(capsys):
-    assert first_readme.main([]) == 0, capsys.readouterr().out

@@ -23,8 +23,6 @@ CALLED = {
     **{"max_steps": "max_episode_steps", "wrapper": "wrappers", "bits": "precision", "deterministic": "stochastic"},
 }
 """What other libraries, or other verbs, call keywords."""
-FORMER = {"observation_shape": "observation"}
-"""Keywords by the names that they had."""
 
 
 def checks_keywords(function: Callable[P, R]) -> Callable[P, R]:
@@ -34,7 +32,6 @@ def checks_keywords(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def checked(*args: P.args, **given: P.kwargs) -> R:
-        given = {FORMER.get(name, name): value for name, value in given.items()}  # type: ignore[assignment]  # no P.kwargs
         for name in given:
             if name not in names:
                 near = CALLED.get(name)

@@ -32,8 +32,6 @@ from quarl.quant.spec import QatSpec
 from quarl.removed import without_removed
 
 L = TypeVar("L", bound="LearnerOptions")
-UNSAID = {"edge_bits": "same", "qat_mid_tread": True}
-"""What runs had before their files said it."""
 CONTRIB = ("trpo", "maskableppo", "tqc", "crossq", "qrdqn", "ars")
 """Algorithms of sb3-contrib, whose agents are read and not trained here."""
 SAVE_MINUTES = 5.0
@@ -179,10 +177,9 @@ def completed(config: L, saved: Mapping[str, Any], where: Path) -> L:
         if name in config.new or (name in config.free and given):
             values[name] = here
             continue
-        if name not in saved and name not in (*config.free, *UNSAID):
+        if name not in saved and name not in config.free:
             raise QuarlError(f"{where} does not say {name}; it is no run of quarl {config.verb}")
-        unsaid = UNSAID if saved.get("qat") or name not in config.qat_options else {}
-        value = saved.get(name, unsaid.get(name, field.default))
+        value = saved.get(name, field.default)
         values[name] = tuple(value) if isinstance(field.default, tuple) and isinstance(value, list) else value
         there = values[name]
         if name == "qat" and given:  # 8 and w8a8 are the same

@@ -46,7 +46,7 @@ class Document(About):
     command: str
     """The verb, and what kind of rows these are."""
     schema: int
-    """Number of this description; documents from before there was one have none, and may lack younger keys."""
+    """Version of this description."""
     quarl: str
     """Version that wrote the document."""
     machine: dict[str, Any]
