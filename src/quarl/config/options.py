@@ -1,4 +1,4 @@
-"""A verb's options as --help, the completion of shells and the reference show them, read from its class."""
+"""A verb's options as --help and the reference show them, read from its class."""
 
 from __future__ import annotations
 

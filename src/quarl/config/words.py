@@ -7,7 +7,7 @@ import dataclasses
 import io
 import re
 from collections.abc import Collection, Mapping, Sequence
-from itertools import dropwhile, pairwise, takewhile
+from itertools import dropwhile, takewhile
 from types import NoneType
 from typing import Annotated, Any, Literal, Union, get_args, get_type_hints
 
@@ -21,59 +21,31 @@ from quarl.errors import QuarlError, did_you_mean
 
 DESCRIPTION = """What low precision costs and gains in reinforcement learning.
 
-quarl help VERB, or quarl VERB --help, says what a verb can be told; quarl version prints the version, and quarl
-completion bash, zsh or fish what makes that shell complete verbs, options and their values."""
+quarl help VERB, or quarl VERB --help, lists a verb's options; quarl version prints the version, and quarl completion
+bash, zsh or fish a script that completes verbs, options and their values."""
 BESIDES = ("completion", "help", "version")
 """First words that are no verbs."""
+SHELLS = ("bash", "zsh", "fish")
+"""Shells whose completion `quarl completion` prints."""
 HYPERPARAMETERS = """
-learning_rate batch_size buffer_size learning_starts n_steps n_epochs gamma gae_lambda clip_range clip_range_vf ent_coef
-vf_coef max_grad_norm normalize_advantage target_kl tau train_freq gradient_steps target_update_interval policy v_min
-exploration_fraction exploration_initial_eps exploration_final_eps optimize_memory_usage policy_delay policy_kwargs
-target_policy_noise target_noise_clip target_entropy use_sde sde_sample_freq use_sde_at_warmup use_rms_prop rms_prop_eps
-replay_buffer_kwargs stats_window_size normalize noise_type v_max
+learning_rate batch_size buffer_size learning_starts n_steps n_epochs gamma gae_lambda clip_range ent_coef vf_coef
+max_grad_norm normalize_advantage target_kl tau train_freq gradient_steps target_update_interval policy_kwargs
+exploration_fraction exploration_initial_eps exploration_final_eps policy_delay use_sde target_entropy
 """
-"""Of Stable-Baselines3's constructors and the zoo's configurations: what --params takes."""
-SIDE_BY_SIDE = "drop it: episodes are played side by side"
-SEARCH = "drop it: hyper-parameters are not searched for here"
-WHOLE, UNTRAINED = "--episodes N, for episodes are played whole", "drop it: nothing is trained here"
+"""Arguments of Stable-Baselines3's algorithms that --params takes."""
 COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
-    name: tuple(said)
-    for names, *said in (
-        ("tensorboard-log tb", "--track tensorboard", UNTRAINED),
-        ("wandb-project-name", "--track wandb, whose project WANDB_PROJECT names", UNTRAINED),
-        ("wandb-entity", "--track wandb, whose entity WANDB_ENTITY names", UNTRAINED),
-        ("wandb-group wandb-run-group", "--track wandb, whose group WANDB_RUN_GROUP names", UNTRAINED),
-        ("wandb-tags", "--track wandb, whose tags WANDB_TAGS names", UNTRAINED),
-        ("gym-packages", "--env MODULE:ID, whose module registers the ID"),
-        ("num-threads", "--threads", "--learner-threads", "--workers"),
-        ("n-envs", "--envs-per-actor", "--batch", "--params n_envs:VALUE", SIDE_BY_SIDE),
-        ("n-eval-envs", SIDE_BY_SIDE),
-        ("n-timesteps total-timesteps", "--n-timesteps", WHOLE),
-        ("n-eval-episodes eval-episodes", "--eval-episodes", "--episodes"),
-        ("algo", "--folder FOLDER with MODEL in two words, ALGO ENV"),
-        ("folder log-folder log-dir output-folder", "--folder", "--output"),
-        ("trained-agent exp-id load-best load-checkpoint load-last-checkpoint", "MODEL, the path of its file or run"),
-        ("yaml-file conf-file conf", "--params NAME:VALUE ..., of all that the file says"),
-        ("hyperparams params", "--params", UNTRAINED),
-        ("eval-env-kwargs", "--env-kwargs"),
-        ("env-wrapper", "--wrapper"),
-        ("noise-std", "--sigma", "--params noise_std:VALUE"),
-        ("save-replay-buffer truncate-last-trajectory", "--resume, for checkpoints hold replay", UNTRAINED),
-        ("progress P log-interval no-render gif uuid no-optim-plots", "drop it: there is no such choice here"),
-        ("optimize-hyperparameters optimize n-trials max-total-trials sampler pruner storage n-startup-trials", SEARCH),
-        ("n-evaluations study-name trial-id optimization-log-path", SEARCH),
-        ("n-jobs", "--jobs", SEARCH),
-        ("reward-log", "--json FILE"),
-        ("norm-reward", "drop it: returns are sums of raw rewards"),
-        ("custom-objects", "drop it: nothing in a file is executed"),
-        ("device", "drop it: engines run on the processor"),
-        ("deterministic stochastic", "drop it: the zoo's convention for the agent holds"),
-    )
-    for name in names.split()
+    "tensorboard-log": ("--track tensorboard",),
+    "total-timesteps": ("--n-timesteps",),
+    "n-eval-episodes": ("--eval-episodes", "--episodes"),
+    "n-envs": ("--envs-per-actor", "--batch"),
+    "num-threads": ("--threads", "--learner-threads", "--workers"),
+    "log-folder": ("--folder", "--output"),
+    "load-best": ("MODEL, the path of its file or run",),
+    "hyperparams": ("--params",),
+    "env-wrapper": ("--wrapper",),
+    "gym-packages": ("--env MODULE:ID, whose module registers the ID",),
 }
-"""Its name there -> what to do: the first that names no option, or one that the verb has."""
-VERBOSE = ("-v", "--verbose")
-"""The zoo's have a number behind them."""
+"""Options of RL Zoo's scripts, and what replaces them: the first name that the verb has, or words without a name."""
 NUMBERS = ConstructorRegistry()
 """How words become numbers."""
 
@@ -90,24 +62,40 @@ def parse(words: Sequence[str]) -> Config:
     if {"-h", "--help"} & set(words):
         print(help_of(words))
         raise SystemExit(0)
-    verbs = tuple(Annotated[verb, tyro.conf.subcommand(name)] for verb, name in zip(VERBS, known, strict=True))
-    one_of: Any = Union[verbs]  # noqa: UP007  # made of a tuple, which `|` cannot take
     help_ = " ".join(["see quarl", *(word for word in words[:1] if word in known), "--help"])
     said = io.StringIO()
     try:
         with NUMBERS, contextlib.redirect_stderr(said):
-            parsed, left = tyro.cli(one_of, prog="quarl", args=words, return_unknown_args=True)
+            parsed, left = tyro.cli(_one_of(), prog="quarl", args=words, return_unknown_args=True)
     except SystemExit as end:
         if not end.code:
             raise
-        sentence = _sentence(said.getvalue())
-        zoos = "; the zoo's --track is --track wandb" * sentence.startswith("Missing value for argument '--track'")
-        raise QuarlError(f"{sentence}{zoos}; {help_}") from None
+        raise QuarlError(f"{_sentence(said.getvalue())}; {help_}") from None
     config: Config = parsed if isinstance(parsed, Config) else parsed.chosen
     if left:
         raise QuarlError(f"{config.verb} {_unknown(config, left, words)}; {help_}")
     config.came_from(words)
     return config
+
+
+def _one_of() -> Any:
+    """Return the union of all verbs, of which tyro parses one."""
+    verbs = tuple(Annotated[verb, tyro.conf.subcommand(verb.verb.split()[0])] for verb in VERBS)
+    return Union[verbs]  # noqa: UP007  # made of a tuple, which `|` cannot take
+
+
+def completion(shell: str = "") -> str:
+    """Return the script that completes verbs, options and their values in a shell; QuarlError for an unknown one."""
+    if shell not in SHELLS:
+        raise QuarlError(f"quarl completion is for one of {', '.join(SHELLS)}, got {shell!r}: name one")
+    printed = io.StringIO()
+    with NUMBERS, contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        tyro.cli(_one_of(), prog="quarl", args=["--tyro-print-completion", shell])
+    # a line break in what tyro says of an option would become more words to choose from
+    script = re.sub(r"(?<=[\w,;:.)])\\n(?=[\w(`-])", " ", printed.getvalue())
+    # otherwise bash offers no files for MODEL
+    files = "complete -o bashdefault -o default -F _tyro_quarl quarl\n" if shell == "bash" else ""
+    return script + files
 
 
 def below(kind: type[Any]) -> list[type[Config]]:
@@ -142,8 +130,7 @@ def _unknown(config: Config, left: Sequence[str], words: Sequence[str]) -> str:
     """What the first of those words is that were left over: an option, or else a value."""
     word = next((word for word in left if word.startswith("-")), left[0])
     if not word.startswith("-"):
-        alone = next((before for before, each in pairwise(words) if each == word and before in VERBOSE), "")
-        return f"has no use for {word!r}{f': {alone} stands alone' if alone else ''}"
+        return f"has no use for {word!r}"
     option = word.partition("=")[0]
     known = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(config)]
     if option in known:
@@ -155,19 +142,19 @@ def _unknown(config: Config, left: Sequence[str], words: Sequence[str]) -> str:
 
 
 def counterpart(option: str, value: str, known: Collection[str]) -> str:
-    """What ends the message of an option that a verb with the options `known` has not, or nothing.
+    """Return the end of the message for an option that a verb with the options `known` lacks, or nothing.
 
-    value: what stands behind the option.
+    Args:
+        option: The option as it was typed.
+        value: The word behind it.
+        known: The verb's options.
     """
     name = option.lstrip("-").replace("_", "-")
     parameter = name.replace("-", "_")
-    said = (
-        f"--{name}",
-        *COUNTERPARTS.get(name, (f"--params {parameter}:VALUE",) * (parameter in HYPERPARAMETERS.split())),
-    )
-    fitting = (words for words in said if not words.startswith("--") or words.split()[0].strip(",") in known)
-    words = next(fitting, "").replace(f"{parameter}:VALUE", f"{parameter}:{value or 'VALUE'}")
-    return f"; {'' if words.startswith('drop') else 'use '}{words}" if words else ""
+    of_learner = (f"--params {parameter}:{value or 'VALUE'}",) * (parameter in HYPERPARAMETERS.split())
+    said = (f"--{name}", *COUNTERPARTS.get(name, of_learner))
+    fitting = (words for words in said if not words.startswith("--") or words.split()[0] in known)
+    return f"; use {words}" if (words := next(fitting, "")) else ""
 
 
 AUTO = Literal["auto"]
