@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 
 KINDS = contracts.kinds()
 SWEEP = {"rows": "sweep", "summary": "sweep summary"}
-STUDY = {name: f"study {name.replace('-', ' ')}" for name in ("errors", "excluded", "spread", "sweet-spots")}
+STUDY = {name: f"study {name.replace('-', ' ')}" for name in ("errors", "excluded", "sweet-spots")}
 COMMANDS = {
     **{f"actorq-{what}": {"rows": f"bench actorq {what}"} for what in ("breakdown", "staleness", "throughput")},
     "actorq-final-return": {"rows": "bench actorq staleness"},

@@ -29,11 +29,6 @@ def mean_bits(mean: float, bits: int) -> str:
     return "" if mean == bits else f"{mean:.2f} (≤ {math.ceil(mean)})"
 
 
-def signed(value: float | None) -> str:
-    """A correlation; an en dash where there is none."""
-    return "–" if value is None else f"{value:+z.2f}".replace("-", "−")
-
-
 def size(count: int | None) -> str:
     """Bytes in decimal units; an en dash for none."""
     if not count:

@@ -5,27 +5,23 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import scipy.stats
-from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.collections import LineCollection
 
 import contracts
 from quarl.cli import main
 from quarl.commands import study_report
-from quarl.experiments import rows, spread, summaries
+from quarl.experiments import rows, summaries
 from quarl.experiments.groups import grouped
-from quarl.experiments.spread import FEWEST, SpreadRow, spearman
 from quarl.experiments.store import Record
 from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, SweetSpotRow, TrainedRow
 from quarl.report import schema, style, tables
-from quarl.report.figures import bits_against_return, spread_against_error
+from quarl.report.figures import bits_against_return
 from quarl.report.tables import to_markdown
 
 Write = Callable[..., Path]
@@ -243,77 +239,6 @@ def test_what_was_not_measured_is_listed_with_its_reason():
 numbers = st.integers(-5, 5).map(float)
 
 
-@given(st.lists(st.tuples(numbers, numbers), min_size=FEWEST, max_size=12))
-def test_the_rank_correlation_is_scipy_s(both: list[tuple[float, float]]):
-    x, y = (list(side) for side in zip(*both, strict=True))
-    found = spearman(x, y, num_resamples=50)
-    if len(set(x)) == 1 or len(set(y)) == 1:
-        assert found is None
-    else:
-        assert found is not None
-        assert found.point == pytest.approx(scipy.stats.spearmanr(x, y).statistic, abs=1e-12)
-        assert -1 - 1e-12 <= found.low <= found.high <= 1 + 1e-12
-
-
-def test_the_correlation_s_interval_excludes_0_where_the_order_is_the_same_and_contains_it_where_there_is_none():
-    x = list(range(20))
-    same = spearman(x, [value**3 for value in x])
-    assert (same.point, same.low, same.high) == (1.0, 1.0, 1.0)
-    mixed = spearman(x, np.random.default_rng(1).permutation(20).tolist())
-    assert mixed.low < 0 < mixed.high
-
-
-@pytest.mark.slow
-def test_points_have_both_spreads_and_the_figures_draw_them():
-    records = []
-    for number, env_id in enumerate("ABCDEFGH"):
-        found = {"weight_min": -2.0 - number, "weight_max": 1.0, "weight_std": 0.5}
-        for scheme in ("default", "naive"):
-            about = {"env_id": env_id, "result": found, "scheme": scheme}
-            records += [done(f"int{bits}", [100.0 - number * (9 - bits)] * 2, **about) for bits in (8, 6, 4)]
-        records.append(done("fp32", [100.0, 100.0], env_id=env_id))
-    found = spread.points(grouped(records))
-    assert len(found) == 8 * 2 * 3
-    assert (found[0]["range"], found[0]["peak"]) == (3.0, 4.0)
-    correlated = checked(SpreadRow, spread.correlations(found))
-    assert {row["correlation"] for row in correlated} == {1.0}
-    assert {row["pairs"] for row in correlated} == {8}
-    drawn = spread_against_error(found, correlated, "range", "title")
-    assert [axes.get_title(loc="left") for axes in drawn.axes] == ["8 bits", "6 bits", "4 bits"]
-    assert spread.correlations(found[: 7 * 6])[0].correlation is None  # of too few policies
-    assert len(bits_against_return(summaries.means(grouped(records)), "title").axes) == 8
-
-
-@pytest.mark.parametrize(
-    ("spreads", "errors"),
-    [
-        ((3.9, 4.2, 4.8), (0.4, -2.0, 1.0)),  # less than a decade, and errors that are all small
-        ((1e-5, 3.0, 1e6), (-20_000.0, 3.0, 50.0)),
-        ((1.3, 9.0, 31.0), (0.0, 0.0, 0.0)),
-        ((5.0, 5.0, 5.0), (80.0, 80.0, 80.0)),
-    ],
-)
-def test_spread_figures_have_ticks_that_can_be_read(spreads: tuple[float, ...], errors: tuple[float, ...]):
-    found = [
-        {"bits": bits, "scheme": "default", "range": spread, "error_pct": error}
-        for bits in (8, 6, 4)
-        for spread, error in zip(spreads, errors, strict=True)
-    ]
-    drawn = spread_against_error(found, [], "range", "title")
-    drawn.draw_without_rendering()
-    for axes in drawn.axes:
-        labels = [label for label in axes.get_xticklabels() if label.get_text()]
-        boxes = [label.get_window_extent() for label in labels]
-        inside = [box for box in boxes if axes.bbox.x0 <= (box.x0 + box.x1) / 2 <= axes.bbox.x1]
-        assert 2 <= len(inside) <= 7
-        assert all(a.x1 < b.x0 for a, b in pairwise(sorted(inside, key=lambda box: box.x0)))
-    low, high = drawn.axes[0].get_ylim()
-    ticks = [float(tick) for tick in drawn.axes[0].get_yticks() if low <= tick <= high]
-    assert 0.0 in ticks
-    assert 3 <= len(ticks) <= 11
-    assert all(low <= error <= high for error in errors)
-
-
 def test_the_figure_of_bits_says_what_its_axes_and_lines_are():
     drawn = bits_against_return(
         summaries.means(grouped([done(name, [1.0, 2.0]) for name in ("fp32", "int8")])), "title"
@@ -409,7 +334,7 @@ def test_precisions_are_in_order_and_joined_where_only_the_weights_differ():
 @pytest.mark.slow
 def test_the_report_s_sentences_count_every_cell_without_a_result():
     records = [done("fp32", [1.0]), done("int8", [], state="na", error="why", result={})]
-    made = {SweetSpotRow: [], SpreadRow: [], ExcludedRow: checked(ExcludedRow, summaries.excluded(records))}
+    made = {SweetSpotRow: [], ExcludedRow: checked(ExcludedRow, summaries.excluded(records))}
     assert study_report._sentences(made, records[:1]) == ["1 cells have no result; the last table says why."]
     waiting = [done("int4", [], state=state, result={}) for state in ("todo", "running")]
     assert study_report._sentences(made, [*records, *waiting]) == [
@@ -450,12 +375,6 @@ def test_the_report_of_a_run_is_a_page_tables_and_figures(study_file: Write, tmp
         contracts.check(json.loads((out / f"{name}.json").read_text()))
     page = (out / "report.html").read_text()
     assert page.count("<svg") == 1
-    # one policy says nothing of others
-    left_out = "is left out: a rank correlation takes 8 policies or more that differ, and there are 1."
-    for text in (page, shown):
-        assert left_out in text
-        assert "Does wider mean worse?" not in text
-    assert not (out / "spread.json").exists()
     assert "ddpg needs a continuous action space" in page
     assert len(page) < 1_000_000
     assert "## Return and error" in (out / "tables.md").read_text()

@@ -9,17 +9,15 @@ from matplotlib.figure import Figure
 from quarl.commands import terminal
 from quarl.config import StudyReportConfig
 from quarl.errors import QuarlError
-from quarl.experiments import rows, spread, summaries
+from quarl.experiments import rows, summaries
 from quarl.experiments.cells import DONE, TRAIN
 from quarl.experiments.file import MARGIN_PCT
 from quarl.experiments.groups import grouped
-from quarl.experiments.spread import SpreadRow
 from quarl.experiments.store import Record, Store
 from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, SweetSpotRow, TrainedRow
 from quarl.files import write_bytes
-from quarl.formats import signed
 from quarl.report import page, schema, style, tables
-from quarl.report.figures import COMPARED, SPREADS, bits_against_return, spread_against_error
+from quarl.report.figures import COMPARED, bits_against_return
 from quarl.report.schema import Fields
 from quarl.rows import Row
 
@@ -29,7 +27,6 @@ TITLES: Mapping[type[Row], str] = {
     SweetSpotRow: "Sweet spots",
     TrainedRow: "Trained or distilled for the precision",
     ActorQRow: "ActorQ",
-    SpreadRow: "Does wider mean worse?",
     ExcludedRow: "Not measured",
 }
 """Of the tables by their rows, in the page's order."""
@@ -46,33 +43,21 @@ def run(config: StudyReportConfig) -> int:
     if not done:
         raise QuarlError(f"no cell of {config.folder} is done yet; quarl study run measures them")
     groups, figures = grouped(records), {}
-    points = spread.points(groups)
-    correlations = spread.correlations(points)
-    left_out: list[str] = []
-    if points and all(row.correlation is None for row in correlations):
-        agents = max(row.agents for row in correlations)
-        takes = f"a rank correlation takes {spread.FEWEST} policies or more that differ, and there are {agents}"
-        left_out = [f"Whether wider weights lose more to quantisation is left out: {takes}."]
-        points, correlations = [], []
     tables_of: Mapping[type[Row], Sequence[Row]] = {
         ErrorsRow: summaries.errors(groups) if any(group.method == "ptq" for group in groups) else [],
         SweetSpotRow: summaries.sweet_spots(groups, records, margin),
         TrainedRow: summaries.trained(groups, margin),
         ActorQRow: summaries.actorq(records),
-        SpreadRow: correlations,
         ExcludedRow: summaries.excluded(records),
     }
     rows_by = {kind: schema.document(kind, table)["rows"] for kind, table in tables_of.items()}
     if any(row["method"] in COMPARED for row in done):
         figures["bits"] = bits_against_return(summaries.means(groups), f"{name}: return at each precision")
-    for measure in SPREADS if points else ():
-        title = f"{name}: error against {measure} of weights"
-        figures[f"spread-{measure}"] = spread_against_error(points, rows_by[SpreadRow], measure, title)
-    _write(config, name, str(document.get("about", "")), margin, records, measured, rows_by, figures, left_out)
+    _write(config, name, str(document.get("about", "")), margin, records, measured, rows_by, figures)
     for kind, shown in rows_by.items():
         if shown:
             terminal.show(kind, shown, TITLES[kind])
-    terminal.say(*left_out, f"report: {config.folder / 'report.html'}")
+    terminal.say(f"report: {config.folder / 'report.html'}")
     terminal.finish(config, measured)
     return 0
 
@@ -86,7 +71,6 @@ def _write(
     measured: schema.Document,
     rows_by: Tables,
     figures: Mapping[str, Figure],
-    left_out: Sequence[str],
 ) -> None:
     folder = config.folder
     shown = {kind: rows for kind, rows in rows_by.items() if rows}
@@ -103,27 +87,25 @@ def _write(
     write_bytes(
         f"# {tables.escaped(name)}\n\n{tables.escaped(about)}\n\n{judged}{markdown}".encode(), folder / "tables.md"
     )
-    for title in set(FIGURES) - set(figures):
-        (folder / f"{title}.png").unlink(missing_ok=True)
+    if not figures:
+        (folder / "bits.png").unlink(missing_ok=True)
     for title, figure in figures.items():
         style.save(figure, folder / f"{title}.png")
     text = page.render(
         title=f"{name}: a study of quantisation",
         facts=_facts(about, records, margin),
-        sentences=[*_sentences(rows_by, records), *left_out],
+        sentences=_sentences(rows_by, records),
         tables=every,
-        figures=[(CAPTIONS[title.partition("-")[0]], figure) for title, figure in figures.items()],
+        figures=[(CAPTION, figure) for figure in figures.values()],
         command=config.command_line(),
     )
     write_bytes(text.encode(), folder / "report.html")
 
 
-FIGURES = ("bits", *(f"spread-{measure}" for measure in SPREADS))
-CAPTIONS: Mapping[str, str] = {
-    "bits": "Mean return at each precision with 95 % intervals, over the seeds that all of a panel's points have; the "
-    "band is that of fp32, grey points are float formats, hollow points simulated.",
-    "spread": "Each point is a policy. Errors up to 10 % are drawn to scale, larger ones by their logarithm.",
-}
+CAPTION = (
+    "Mean return at each precision with 95 % intervals, over the seeds that all of a panel's points have; the band is "
+    "that of fp32, grey points are float formats, hollow points simulated."
+)
 
 
 def _protocol(records: Sequence[Record], margin: float) -> dict[str, str]:
@@ -165,13 +147,6 @@ def _sentences(rows_by: Tables, records: Sequence[Record]) -> list[str]:
                 )
         if kept:
             sentences.append(f"Scheme {scheme}, {mode}: return is kept by {', '.join(kept)}.")
-    for row in rows_by[SpreadRow]:
-        if row["correlation"] is not None and row["bits"] == 8 and row["spread"] == "range":
-            shows = "excludes" if row["low"] > 0 or row["high"] < 0 else "contains"
-            sentences.append(
-                f"Wider weights, larger error? At 8 bits with scheme {row['scheme']} the rank correlation is "
-                f"{signed(row['correlation'])} over {row['agents']} policies; its interval {shows} 0."
-            )
     left = sum(record.state != DONE for record in records if record.method != TRAIN)
     explained = sum(row["cells"] for row in rows_by[ExcludedRow])
     if explained:

@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, Locator, LogLocator, MaxNLocator, NullLocator
 
 from quarl.arrays import Array
-from quarl.formats import signed
 from quarl.quant.spec import FLOAT_BITS, MIXED, QuantSpec
 from quarl.report import style
 from quarl.report.schema import Fields
@@ -23,8 +21,6 @@ SHIFT = 0.12
 """Between lines, in precisions: side by side their intervals do not hide one another."""
 COLUMNS = 2
 """Panels side by side."""
-LINEAR_PCT = 10.0
-"""Errors up to this size are drawn to scale, larger ones by their logarithm: some policies lose a thousand percent."""
 FLOATS = "float formats"
 COMPARED: Mapping[str, str] = {"ptq": "scheme: {}", "distill": "distilled", "qat": "trained for it"}
 """Methods that a precision can be had by, and their lines."""
@@ -32,11 +28,6 @@ POINT = 3.0
 """Size of a point, as small as the panels."""
 THINNED = 500
 """Of a line, at most: no screen shows more, and pages are sent by mail."""
-TICKS_PCT = (0, *(sign * 10.0**power for power in range(1, 7) for sign in (-1, 1)))
-SPREADS: Mapping[str, str] = {
-    "range": "largest minus smallest weight",
-    "peak": "largest weight over their standard deviation",
-}
 
 
 def whiskers(rows: Sequence[Fields], middle: str, low: str, high: str) -> tuple[Array, Array]:
@@ -128,49 +119,6 @@ def bits_against_return(rows: Sequence[Fields], title: str) -> Figure:
 def _kind(row: Fields) -> str:
     static = " static" if row["mode"] == "static" and row["method"] != "qat" else ""
     return f"{COMPARED[row['method']].format(row['scheme'])}{static}"
-
-
-@style.look()
-def spread_against_error(points: Sequence[Fields], correlations: Sequence[Fields], spread: str, title: str) -> Figure:
-    """A point a policy: E against one measure of the spread of its weights, a panel a width, a colour a scheme."""
-    widths = sorted({row["bits"] for row in points}, reverse=True)
-    schemes = list(dict.fromkeys(row["scheme"] for row in points))
-    largest = max([1.0, *(abs(row["error_pct"]) for row in points)])
-    rho = {(row["bits"], row["scheme"]): row["correlation"] for row in correlations if row["spread"] == spread}
-    count = max(len(widths), 1)
-    drawn, panels = style.panels(count, title, height=2.9, columns=count, x=SPREADS[spread], shared="y")
-    for axes, bits in zip(panels, widths, strict=False):
-        for number, scheme in enumerate(schemes):
-            members = [row for row in points if (row["bits"], row["scheme"]) == (bits, scheme)]
-            correlation = rho.get((bits, scheme))
-            label = scheme if correlation is None else f"{scheme}, ρ = {signed(correlation)}"
-            x, y = [row[spread] for row in members], [row["error_pct"] for row in members]
-            axes.plot(x, y, "o", color=style.SERIES[number], markersize=4, alpha=0.75, label=label)
-        axes.axhline(0, color=style.MUTED, linewidth=0.8)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(_spread_ticks([row[spread] for row in points]))
-        style.plain(axes.xaxis)
-        axes.set_yscale("symlog", linthresh=LINEAR_PCT)
-        axes.margins(y=0.1)  # the highest point is drawn whole
-        axes.yaxis.set_major_locator(FixedLocator(TICKS_PCT))
-        if largest <= LINEAR_PCT:
-            axes.set_ylim(-1.1 * largest, 1.1 * largest)
-            axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-        axes.yaxis.set_minor_locator(NullLocator())
-        style.plain(axes.yaxis)
-        axes.set_title(f"{bits} bits")
-        axes.legend()
-    panels[0].set_ylabel("E, %")
-    return drawn
-
-
-def _spread_ticks(spreads: Sequence[float]) -> Locator:
-    """Of a logarithmic axis: few enough to read, and more than one, be it over less than a decade or over many."""
-    low, high = min(spreads, default=1.0), max(spreads, default=1.0)
-    if high < 3 * low:
-        return MaxNLocator(6, steps=[1, 2, 5, 10])
-    subs = (1, 1.5, 2, 3, 5, 7) if high <= 10 * low else (1, 2, 5) if high <= 300 * low else (1,)
-    return LogLocator(subs=subs, numticks=4)
 
 
 def thinned(rows: Sequence[Fields]) -> Sequence[Fields]:
