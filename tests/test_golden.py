@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -71,21 +70,3 @@ def test_a_study_has_nothing_left_to_do(copy: Path) -> None:
     now = json.loads((copy / "now.json").read_text())["rows"]
     # seconds too: nothing was measured anew
     assert [{key: row[key] for key in old} for old, row in zip(then, now, strict=True)] == then
-
-
-def test_a_sweep_is_read_or_answered_with_one_line(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words: list[Any] = ["--algo", "dqn", "--env", "CartPole-v1", "--bits", "8", "--seeds", "1", "-n", "300"]
-    words += ["--episodes", "2", "--eval-freq", "300", "--seed", "0", "-o", "sweep"]
-    hyperparameters = ["--params", "policy_kwargs:dict(net_arch=[8])", "buffer_size:300", "learning_starts:50"]
-    then = {path: path.read_bytes() for path in (copy / "sweep").rglob("*.json")}
-    code = main(["sweep", *words, *hyperparameters])
-    if code == 2:
-        captured = capsys.readouterr()
-        assert len(captured.err.strip().splitlines()) == 1
-        assert "-o" in captured.err
-        assert {path: path.read_bytes() for path in (copy / "sweep").rglob("*.json")} == then
-    else:
-        assert code == 0
-        assert {path: path.read_bytes() for path in (copy / "sweep" / "cells").rglob("*.json")} == {
-            path: content for path, content in then.items() if path.parent.name == "cells"
-        }

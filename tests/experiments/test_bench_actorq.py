@@ -73,12 +73,6 @@ def test_a_damaged_cell_is_one_line(tmp_path):
         cells(tmp_path).get("a", {}, lambda: {})
 
 
-def test_cells_of_an_older_version_are_left_as_they_are(tmp_path):
-    (tmp_path / "cells").mkdir()
-    with pytest.raises(QuarlError, match="holds cells of an older QuaRL"):
-        cells(tmp_path)
-
-
 @pytest.mark.slow
 def test_no_cell_is_begun_after_the_time_is_over(tmp_path):
     cells(tmp_path).get("a", {}, lambda: {"found": 1})

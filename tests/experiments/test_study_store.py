@@ -82,7 +82,7 @@ def test_a_database_of_a_newer_schema_is_refused(filled: Path):
     with sqlite3.connect(filled / store.NAME) as database:
         database.execute(f"PRAGMA user_version = {store.VERSION + 1}")
     database.close()
-    with pytest.raises(QuarlError, match=r"of a newer QuaRL \(schema 2, this one knows 1\): update QuaRL"):
+    with pytest.raises(QuarlError, match=r"of another QuaRL \(schema 2, this one knows 1\): use that version"):
         Store(filled)
 
 

@@ -134,16 +134,6 @@ def test_other_options_are_other_cells(tmp_path: Path):
     assert not set(keys[0]) & set(keys[1])
 
 
-def test_a_sweep_of_an_earlier_version_is_left_as_it_is(tmp_path: Path, capsys: Any):
-    cell = tmp_path / "cells" / "fp32-0.json"
-    cell.parent.mkdir()
-    cell.write_text("{}")
-    assert main([*WORDS, "-o", str(tmp_path)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "holds cells of an older QuaRL" in line
-    assert [path.relative_to(tmp_path).name for path in tmp_path.rglob("*") if path.is_file()] == ["fp32-0.json"]
-
-
 @pytest.mark.slow
 def test_another_agent_in_the_same_file_is_not_taken_for_the_one_that_was_measured(small_agents: Path, tmp_path: Path):
     agent, out = tmp_path / "agent.zip", tmp_path / "out"

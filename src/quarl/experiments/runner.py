@@ -26,7 +26,7 @@ from quarl.experiments.cells import ACTORQ, DONE, FAILED, FP32, PTQ, RUNNING, TO
 from quarl.experiments.file import Study
 from quarl.experiments.plan import plan
 from quarl.experiments.play import make_worker, preload
-from quarl.experiments.store import Record, Store, refuse_older
+from quarl.experiments.store import Record, Store
 from quarl.experiments.trainings import WORK
 from quarl.files import locked, write_bytes
 from quarl.processes.inside import Result
@@ -106,7 +106,6 @@ def measure_document(
 
     env: as the user typed it, with the module that registers it where there is one.
     """
-    refuse_older(folder)
     with locked(folder):
         path = folder / "study.yml"
         write_bytes(yaml.safe_dump(document, sort_keys=False).encode(), path)

@@ -64,15 +64,6 @@ class Record(Named):
     """What was measured; empty where nothing was."""
 
 
-def refuse_older(folder: Path) -> None:
-    """QuarlError where sweeps and benchmarks of an older QuaRL have their cells, a JSON file each."""
-    if (folder / "cells").is_dir():
-        raise QuarlError(
-            f"{folder} holds cells of an older QuaRL, whose tables stay as they are: choose another -o, or remove its "
-            "folder cells to measure anew"
-        )
-
-
 def _is_whole(method: str, result: Mapping[str, Any]) -> bool:
     """Tell whether the result of a finished cell has what tables are made of, as numbers."""
     needed, returns = NEEDED.get(method, ("returns",)), result.get("returns", [0])
@@ -93,9 +84,10 @@ class Store:
         with self._said():
             self._db = sqlite3.connect(self.path, isolation_level=None)
             (version,) = self._db.execute("PRAGMA user_version").fetchone()
-            if version > VERSION:
+            if version not in (0, VERSION):
                 raise QuarlError(
-                    f"{self.path} is of a newer QuaRL (schema {version}, this one knows {VERSION}): update QuaRL"
+                    f"{self.path} is of another QuaRL (schema {version}, this one knows {VERSION}): use that version, "
+                    "or another folder"
                 )
             if version == 0:
                 self._make(create=create)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from quarl.energy import OFF, Meter
 from quarl.errors import QuarlError
 from quarl.experiments.cells import Cell as Asked
-from quarl.experiments.store import Store, refuse_older
+from quarl.experiments.store import Store
 from quarl.files import make_folder
 from quarl.machine import machine
 
@@ -25,7 +25,6 @@ class Cells:
 
     def __init__(self, folder: Path, minutes: float, say: Say, meter: Meter = OFF) -> None:
         """meter: for measurements that say what they cost; cells that are there already are not measured anew."""
-        refuse_older(folder)
         make_folder(folder)
         self.store, self.say, self.meter = Store(folder, create=True), say, meter
         self.deadline = time.monotonic() + 60 * minutes
