@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 from matplotlib.collections import LineCollection
 
 import contracts
@@ -234,9 +233,6 @@ def test_what_was_not_measured_is_listed_with_its_reason():
         ("ptq", 2, "na", "budget"),
         ("ptq", 1, "failed", "why"),
     ]
-
-
-numbers = st.integers(-5, 5).map(float)
 
 
 def test_the_figure_of_bits_says_what_its_axes_and_lines_are():
