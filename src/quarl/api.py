@@ -107,6 +107,7 @@ class Agent:
         head: ActionHead | gymnasium.Space[Any],
         *,
         observation_dtype: Literal["float32", "uint8"] = "float32",
+        output: int | None = None,
     ) -> Agent:
         """The agent whose network is `module`, of dense, convolution, pooling, norm and activation layers.
 
@@ -115,6 +116,7 @@ class Agent:
         observation: the space of the observations, or the shape of one, images with their channels first; of spaces
         other than a Box the module reads rows, as `gymnasium.spaces.flatten` makes them.
         head: the space of the actions, of which the module gives the scores or the values; or an ActionHead.
+        output: place, from 0, of the policy's output among several tensors that the module returns.
 
         >>> quarl.from_module(torch.nn.Linear(4, 2), observation=(4,), head=gymnasium.spaces.Discrete(2))
         Agent(fp32, 4-2, 8 weights)
@@ -127,7 +129,7 @@ class Agent:
             fields = observe(from_live(observation, "observation"), "observation").fields
         else:
             fields = {"observation_shape": observation, "observation_dtype": observation_dtype}
-        return cls(from_module(module, **fields, head=head))
+        return cls(from_module(module, **fields, head=head, output=output))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.policy,)  # engines and locks are made anew, in whichever process

@@ -65,7 +65,7 @@ class Explorer:
             mean, log_std = np.split(outputs, 2, axis=1)
             noise = self._rng.standard_normal(mean.shape, np.float32)
             return self._unscaled(np.tanh(mean + np.exp(np.clip(log_std, *LOG_STD_RANGE)) * noise))
-        scaled = np.tanh(outputs)
+        scaled = np.tanh(outputs.reshape(len(outputs), *self._low.shape))
         if self.rung:
             scaled += self._next_noise(len(scaled))
             np.maximum(scaled, -1, out=scaled)
@@ -97,6 +97,7 @@ class Explorer:
         return self._unscaled(self._rng.uniform(-1, 1, (num, *self._low.shape)).astype(np.float32))
 
     def _unscaled(self, scaled: Array) -> tuple[Array, Array]:
+        scaled = scaled.reshape(len(scaled), *self._low.shape)
         if self._is_scaled:
             return scaled.copy(), scaled  # an environment may change what it is given
         return self._low + (scaled + np.float32(1)) * self._half, scaled

@@ -73,7 +73,7 @@ def _bits(y: Tensor, t: Tensor) -> Tensor:
 
 
 def _clipped(head: ActionHead) -> Loss:
-    low, high = torch.tensor(head.low), torch.tensor(head.high)
+    low, high = torch.tensor(head.low).flatten(), torch.tensor(head.high).flatten()
     half = torch.where(torch.isfinite(high - low), (high - low) / 2, torch.ones_like(low))
 
     def loss(y: Tensor, t: Tensor) -> Tensor:

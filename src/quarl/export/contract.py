@@ -128,7 +128,7 @@ def sha256(data: bytes) -> str:
 def meaning(head: ActionHead) -> str:
     """What a file's output is, in a sentence."""
     if not head.is_discrete:
-        return "its output is the action, within its bounds"
+        return head.reading or "its output is the action, within its bounds"
     return head.reading or "its output is a score for each action, which is the number of the largest, from 0"
 
 
@@ -228,7 +228,7 @@ def policy_of(contract: Mapping[str, Any], where: str) -> Exported:
             start=int(action["start"]),
             zero_based=action["zero_based"] is True,
             segments=tuple(map(int, action["segments"])),
-            **({} if discrete else {end: _bounds(action[end], size, end) for end in ("low", "high")}),
+            **({} if discrete else {end: _bounds(action[end], action["shape"], end) for end in ("low", "high")}),
         )
         spec = contract.get("spec")
         return Exported(
@@ -245,8 +245,8 @@ def policy_of(contract: Mapping[str, Any], where: str) -> Exported:
         raise QuarlError(f"{where}: its contract lacks what it says of a policy ({error}); export it again") from None
 
 
-def _bounds(given: Any, size: int, end: str) -> Any:
-    """float32 [size] of what `bounds` wrote; no bound is an infinite one."""
-    numbers = given if isinstance(given, list) else [given] * size
+def _bounds(given: Any, shape: list[int], end: str) -> Any:
+    """float32 [*shape] of what `bounds` wrote; no bound is an infinite one."""
+    numbers = given if isinstance(given, list) else [given] * math.prod(map(int, shape))
     beyond = -math.inf if end == "low" else math.inf
-    return np.array([beyond if number is None else float(number) for number in numbers], np.float32)
+    return np.array([beyond if number is None else float(number) for number in numbers], np.float32).reshape(shape)

@@ -97,7 +97,7 @@ def computed(policy: QuantizedPolicy, observations: Array, arithmetic: str = "f3
 
 def given(policy: Policy, outputs: Array) -> Array:
     """float32 [N, m]: what a file gives where the network's outputs are these [N, n]."""
-    return outputs if policy.head.is_discrete else policy.head(outputs).astype(np.float32)
+    return outputs if policy.head.is_discrete else policy.head(outputs).astype(np.float32).reshape(len(outputs), -1)
 
 
 def read(data: bytes, where: str) -> Golden:

@@ -75,6 +75,7 @@ def norm_of_codes(f: Arithmetic, integers: Any, share: Any, epsilon: Any, gain: 
 
 def action(f: Arithmetic, x: Any, low: Any, high: Any, *, squashed: bool) -> Any:
     """The action within its bounds that a network's output means, which a tanh squashes or not."""
+    low, high = low.reshape(-1), high.reshape(-1)
     if squashed:
         half = np.float32(0.5) * (high - low)
         x = f("add", f("mul", f("add", f("tanh", x), 1.0), half), low)

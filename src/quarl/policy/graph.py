@@ -38,7 +38,7 @@ class ActionHead:
 
     kind: Literal["argmax", "binary", "clip", "tanh", "gaussian"]
     low: Array = field(default_factory=lambda: np.zeros(0, np.float32))
-    """float32 [A]; empty for discrete actions."""
+    """float32, of an action's shape, whose numbers the output has in one row; empty for discrete actions."""
     high: Array = field(default_factory=lambda: np.zeros(0, np.float32))
     start: int = 0
     """The first discrete action's number (gymnasium's Discrete.start)."""
@@ -62,13 +62,15 @@ class ActionHead:
         if self.segments:
             widths = ", ".join(map(str, self.segments))
             return f"its output is scores, {widths} of them for each number of the action: that of the largest, from 0"
+        if self.low.ndim > 1:
+            return f"its output is the action in one row, within its bounds: reshape it to {self.low.shape}"
         return f"its output's first score is that of action {self.start}" if self.start and not self.zero_based else ""
 
     def __call__(self, output: Array, generators: list[np.random.Generator] | None = None) -> Array:
         """Environment actions of network outputs [B, n].
 
-        int64 [B], or [B, segments]; float32 [B, n], bits as Stable-Baselines3 hands them over included; a wider type
-        where bounds have one.
+        int64 [B], or [B, segments]; float32 [B, *shape of the bounds], bits as Stable-Baselines3 hands them over
+        included; a wider type where bounds have one.
 
         generators: one per row makes the actions samples (Gumbel-max over logits, Gaussian with log_std), each row
         from its own stream, so that a sample never depends on the batch.
@@ -96,6 +98,7 @@ class ActionHead:
                 )
             noise = np.stack([g.standard_normal(output.shape[1]) for g in generators]).astype(np.float32)
             output = output + np.exp(log_std) * noise
+        output = output.reshape(len(output), *self.low.shape)
         if self.kind in ("tanh", "gaussian"):
             output = self.low + np.float32(0.5) * (np.tanh(output) + np.float32(1)) * (self.high - self.low)
         actions: Array = np.clip(output, self.low, self.high)
@@ -110,7 +113,8 @@ class ActionHead:
             return np.asarray(exact != actions, np.float64).reshape(len(exact), -1)
         span = self.high - self.low
         away: Array = np.abs(exact - actions)
-        return away / np.maximum(np.where(np.isfinite(span), span, np.ptp(exact, axis=0)), TINY)
+        shares = away / np.maximum(np.where(np.isfinite(span), span, np.ptp(exact, axis=0)), TINY)
+        return shares.reshape(len(shares), -1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,7 +356,7 @@ def check(policy: Policy) -> None:
     _check_inputs(policy)
     out = shapes_of[policy.output]
     head = policy.head
-    expected = (sum(head.segments),) if head.segments else out if head.is_discrete else head.low.shape
+    expected = (sum(head.segments),) if head.segments else out if head.is_discrete else (head.low.size,)
     expected = tuple(n * 2 for n in expected) if head.kind == "gaussian" else expected
     if len(out) != 1 or expected != out:
         raise QuarlError(f"the network's output is {out}, but the action head expects {expected}")
@@ -377,5 +381,5 @@ def _check_head(head: ActionHead) -> None:
             raise QuarlError("the action head's bounds are not a lower and an upper one for every action")
         if head.kind != "clip" and not np.isfinite([head.low, head.high]).all():
             raise QuarlError("the action head maps tanh to bounds that are infinite")
-        if head.log_std is not None and (head.log_std.shape != head.low.shape or not np.isfinite(head.log_std).all()):
+        if head.log_std is not None and (head.log_std.shape != (head.low.size,) or not np.isfinite(head.log_std).all()):
             raise QuarlError("the action head's log_std is not a number for every action")

@@ -79,6 +79,11 @@ SCORING = frozenset(algo for algo, layout in LAYOUTS.items() if not layout.distr
 """Algorithms whose scores of discrete actions are no distribution: only the greedy action counts."""
 
 
+def bare(name: str) -> str:
+    """Return a parameter's name without the parts that torch.compile and DataParallel put around a module."""
+    return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "module"))
+
+
 class Parameters:
     """A policy's tensors by name; every one that is not taken must be known to be unused."""
 

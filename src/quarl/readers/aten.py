@@ -16,8 +16,12 @@ PASSING = frozenset(["alias", "clone", "contiguous", "detach", "dropout", "featu
 CASTS = frozenset(["to", "_to_copy", "float"])
 RESHAPES = frozenset(["flatten", "unflatten", "view", "reshape", "_unsafe_view", "squeeze", "unsqueeze"])
 PARTS = frozenset(["slice", "select", "narrow", "chunk", "split", "split_with_sizes", "unbind", "permute", "transpose"])
+CONTEXTS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
+POOLING = frozenset(f"{kind}{axes}d" for kind in ("max_pool", "avg_pool", "adaptive_avg_pool") for axes in (1, 2))
 REDUCTIONS = frozenset(["mean", "sum"])
 ARITHMETIC = frozenset(["add", "sub", "rsub", "mul", "div"])
+IN_DOUBLE = PASSING | CASTS | ARITHMETIC | {"neg", "clamp", "clamp_min", "clamp_max", "clip"}
+"""What may compute in float64: constants are folded in it, and statistics keep their mean in two float32 numbers."""
 FOLDED = PASSING | RESHAPES | PARTS | REDUCTIONS | ARITHMETIC | {"neg", "batch_norm", "output", "getitem"}
 """What can become a part of the layer before it."""
 FUNCTIONS = frozenset(["relu", "tanh", "sigmoid", "silu", "mish", "hardswish", "hardsigmoid"])
@@ -31,9 +35,30 @@ WAYS: Mapping[tuple[str, ...], str] = {
     ("instance_norm", "group_norm", "rms_norm"): "use nn.LayerNorm or nn.BatchNorm",
     ("celu", "log_sigmoid", "shrink", "prelu", "softplus"): "use nn.SiLU, nn.ELU or another activation of torch's",
     ("log_softmax",): "leave it out: the largest score is the same without",
+    (".argmax.", ".max.", "multinomial", "bernoulli"): "leave it out and return the scores: QuaRL chooses the action",
 }
 """What to do instead, by words in the name of an ATen operator."""
 OTHERWISE = "use nn.Linear, nn.Conv2d, nn.LayerNorm, nn.Flatten, pooling, and activations such as ReLU, Tanh or SiLU"
+
+
+def inlined(module: torch.fx.GraphModule) -> torch.fx.Graph:
+    """Return the module's graph with the bodies of contexts (no_grad, disabled autocast) in place of their calls."""
+    graph = module.graph
+    for node in list(graph.nodes):
+        if not kind(node).startswith(CONTEXTS):
+            continue
+        if kind(node) == "wrap_with_autocast" and node.args[2]:
+            raise refusal(node, "autocast rounds the numbers of its layers; use torch.autocast(..., enabled=False)")
+        place = next(place for place, given in enumerate(node.args) if getattr(given, "op", "") == "get_attr")
+        body = inlined(getattr(module, node.args[place].target))
+        inputs = (each for each in body.nodes if each.op == "placeholder")
+        with graph.inserting_before(node):
+            results = graph.graph_copy(body, dict(zip(inputs, node.args[place + 1 :], strict=True)))
+        for user in list(node.users):
+            user.replace_all_uses_with(results[user.args[1]])
+            graph.erase_node(user)
+        graph.erase_node(node)
+    return graph
 
 
 def kind(node: torch.fx.Node) -> str:
@@ -84,9 +109,9 @@ def activation(kind: str, given: Mapping[str, Any], slopes: Array | None) -> tup
     return ("leaky_relu",) if slope == LEAKY_SLOPE else ("prelu", (float(slope),))
 
 
-def instead(kind: str) -> str:
-    """What to use in place of an operator that the graph has no counterpart of."""
-    return next((way for words, way in WAYS.items() if any(word in kind for word in words)), OTHERWISE)
+def instead(kind: str, otherwise: str = OTHERWISE) -> str:
+    """Return what to use in place of an operator without a counterpart in the graph."""
+    return next((way for words, way in WAYS.items() if any(word in f".{kind}." for word in words)), otherwise)
 
 
 def refusal(node: torch.fx.Node, why: str) -> UnsupportedError:

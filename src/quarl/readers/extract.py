@@ -22,7 +22,7 @@ from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.inputs import Input
 from quarl.policy.operators import OBSERVATION, Normalize, Op, Scale
 from quarl.policy.trained import KEY, as_trained, is_prepared
-from quarl.readers.actor import LAYOUTS, ON_POLICY, SAC, Parameters
+from quarl.readers.actor import LAYOUTS, ON_POLICY, SAC, Parameters, bare
 from quarl.readers.fold import fold_renorm
 from quarl.readers.normalizer import Statistics, from_wrapper
 from quarl.readers.observation import front, normalizers, observe
@@ -53,6 +53,7 @@ def from_module(
     head: ActionHead,
     observation_dtype: Literal["float32", "uint8"] = "float32",
     inputs: tuple[Input, ...] = (),
+    output: int | None = None,
 ) -> Policy:
     """Return the policy that `module` computes: one output row for each observation of `observation_shape`.
 
@@ -62,6 +63,7 @@ def from_module(
         head: What the output means.
         observation_dtype: Of the observations.
         inputs: Parts of an observation that is a row of several.
+        output: Place of the output among several tensors, as of `trace`.
 
     Raises:
         UnsupportedError: Names the first operator outside the set and the module that calls it.
@@ -74,7 +76,7 @@ def from_module(
             "the module is of a model that quantization-aware training rounds: give the model to quarl.from_sb3"
         )
     scores = head.kind == "argmax"
-    ops = trace(module, [(OBSERVATION, tuple(observation_shape))], observation_dtype, scores=scores)
+    ops = trace(module, [(OBSERVATION, tuple(observation_shape))], observation_dtype, scores=scores, output=output)
     ops, head = _into_head(ops, head)
     return Policy(
         observation_shape=tuple(observation_shape),
@@ -94,10 +96,10 @@ def _into_head(ops: list[Op], head: ActionHead) -> tuple[list[Op], ActionHead]:
     bounded = head.kind == "clip" and head.log_std is None and np.isfinite([head.low, head.high]).all()
     if last < 1 or not bounded or getattr(ops[last], "kind", "") != "tanh":
         return ops, head
-    ends = np.stack([np.full(head.low.shape, end, np.float32) for end in (-1, 1)])
+    ends = np.stack([np.full(head.low.size, end, np.float32) for end in (-1, 1)])
     for op in ops[last + 1 :]:
         ends = op(ends) if isinstance(op, Normalize) else ends * op.factor  # type: ignore[attr-defined]
-    if not np.allclose(ends, [head.low, head.high], rtol=1e-6, atol=1e-6):
+    if not np.allclose(ends, [head.low.reshape(-1), head.high.reshape(-1)], rtol=1e-6, atol=1e-6):
         return ops, head
     return ops[:last], replace(head, kind="tanh")
 
@@ -130,7 +132,7 @@ def from_model(
     # Names are relative to the policy, as in its state dict, not to the wrapper around it.
     ops = _read(ops, trace(actor, parts.values(), dtype, named_by=policy))
     if epsilons := {module.eps for module in policy.modules() if hasattr(module, "ra_mean")}:
-        state = {name: tensor.numpy(force=True) for name, tensor in policy.state_dict().items()}
+        state = {bare(name): tensor.numpy(force=True) for name, tensor in policy.state_dict().items()}
         ops = fold_renorm(ops, Parameters(state), *epsilons)
     log_std = None
     if LAYOUTS[algo] is ON_POLICY and isinstance(actions, Box) and not model.use_sde:

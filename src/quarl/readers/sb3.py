@@ -22,7 +22,7 @@ from quarl.policy.graph import Policy, Provenance
 from quarl.policy.operators import Dense
 from quarl.policy.trained import KEY, as_trained, is_prepared
 from quarl.readers import zoo
-from quarl.readers.actor import ARS, LAYOUTS, ON_POLICY, QRDQN, CustomError, Parameters, network
+from quarl.readers.actor import ARS, LAYOUTS, ON_POLICY, QRDQN, CustomError, Parameters, bare, network
 from quarl.readers.fold import RENORM_EPSILON, fold_renorm, mean_over_quantiles
 from quarl.readers.normalizer import Statistics
 from quarl.readers.observation import front, normalizers, observe
@@ -68,7 +68,11 @@ def contents(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     if missing := {"data", "policy.pth"} - members.keys():
         raise QuarlError(f"{path} has no member {min(missing)!r}; it is no Stable-Baselines3 model")
     data = read_json(members["data"], f"{path}: member 'data'")
-    return data, read_tensors(members["policy.pth"], f"{path}: policy.pth")
+    state = read_tensors(members["policy.pth"], f"{path}: policy.pth")
+    named = {bare(name): array for name, array in state.items()}
+    if len(named) < len(state):
+        raise QuarlError(f"{path} has a parameter twice, with and without '_orig_mod.' or 'module.'; save it again")
+    return data, named
 
 
 def _policy(

@@ -196,8 +196,8 @@ def action_head(
         if len(space.shape) > 1:
             raise UnsupportedError(f"{where} has bits of shape {space.shape}; only one axis is supported: flatten it")
         return ActionHead("binary")
-    if space.low.ndim != 1:
-        raise UnsupportedError(f"{where} has shape {space.low.shape}; only vectors of actions are supported")
+    if not space.low.ndim or not space.low.size:
+        raise UnsupportedError(f"{where} has shape {space.low.shape}; an action needs at least one number")
     with np.errstate(over="ignore"):  # bounds beyond float32 become infinite, which bounds nothing either
         low, high = space.low.astype(np.float32), space.high.astype(np.float32)
     if squashed and not (np.isfinite(low).all() and np.isfinite(high).all()):

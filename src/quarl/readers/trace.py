@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from quarl.arrays import Array
-from quarl.errors import UnsupportedError, first_line, note_once
+from quarl.errors import QuarlError, UnsupportedError, first_line, note_once
 from quarl.policy.operators import (
     Activation,
     Add,
@@ -32,6 +32,7 @@ from quarl.policy.operators import (
     Softmax,
 )
 from quarl.readers import aten
+from quarl.readers.actor import bare
 from quarl.readers.affine import Elementwise, Layer, aligned
 
 BATCH = 2
@@ -49,6 +50,7 @@ def trace(
     *,
     named_by: nn.Module | None = None,
     scores: bool = False,
+    output: int | None = None,
 ) -> list[Op]:
     """The operators that compute `module(x, ...)` for values x [B, *shape] of the given dtype.
 
@@ -56,7 +58,8 @@ def trace(
 
     Layers are named after the module that owns their weight ("q_net.q_net.0"), other operators after the value they
     read ("q_net.q_net.0.relu"). named_by: the part of `module` from which names start, if not from `module` itself.
-    scores: the output scores actions, so that a softmax at the end is left out.
+    scores: the output scores actions, so that a softmax at the end is left out. output: place of the policy's output
+    among the tensors that the module returns, from 0.
     The module is traced in evaluation mode and left as it was found; weights are copied.
 
     Raises UnsupportedError naming the first operator outside the set and the module that calls it.
@@ -67,12 +70,13 @@ def trace(
     exported = _export(module, examples)
     named = module if named_by is None else named_by
     # A shared module has several names and torch.export picks one; its first name is the one for every reader.
-    first = {id(tensor): name for name, tensor in [*named.named_parameters(), *named.named_buffers()]}
-    return _Translation(exported, first, dict(zip(names, shapes, strict=True)), scores=scores).ops()
+    first = {id(tensor): bare(name) for name, tensor in [*named.named_parameters(), *named.named_buffers()]}
+    return _Translation(exported, first, dict(zip(names, shapes, strict=True)), scores=scores).ops(output)
 
 
 def _export(module: nn.Module, examples: tuple[torch.Tensor, ...]) -> torch.export.ExportedProgram:
-    with evaluating(module), warnings.catch_warnings():
+    # Gradients are off, so that contexts that turn them off leave no trace.
+    with evaluating(module), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.export warns about itself
         try:
             return torch.export.export(module, examples, strict=False)
@@ -113,7 +117,7 @@ class _Translation:
         *,
         scores: bool,
     ) -> None:
-        self.nodes = list(exported.graph.nodes)
+        self.nodes = list(aten.inlined(exported.graph_module).nodes)
         self.values: dict[str, Value | tuple[Value, ...]] = {}
         """Ours by torch's node names."""
         self.operators: dict[str, Op] = {}
@@ -129,22 +133,31 @@ class _Translation:
         self.tensors = {node: (first.get(id(stored[name]), name), stored[name]) for node, name in targets.items()}
         """(dotted name, tensor) of parameters, buffers and constants, and what is computed of them, by node name."""
 
-    def ops(self) -> list[Op]:
-        """The operators on the way to the module's output, in order."""
-        result: Any = ()
+    def ops(self, chosen: int | None) -> list[Op]:
+        """Return the operators on the way to the chosen output of the module, in order."""
+        results: Any = self.nodes[-1].args[0]
+        if len(results) != 1 and chosen is None:
+            raise UnsupportedError(
+                f"the module returns {len(results)} values: choose the policy's with output=0 (the first) to "
+                f"output={len(results) - 1}"
+            )
+        if not 0 <= (chosen or 0) < len(results):
+            raise QuarlError(f"output={chosen} is not one of the module's {len(results)} values, counted from 0")
+        result = results[chosen or 0]
+        used = {result}
+        for node in reversed(self.nodes):
+            used.update(node.all_input_nodes if node in used or aten.kind(node).endswith("_") else ())
         for node in self.nodes:
             if node.op == "placeholder" and node.name not in self.tensors:
                 self.values[node.name] = next(self.sources)
-            elif node.op == "call_function":
+            elif node.op == "call_function" and (node in used or aten.kind(node).endswith("_")):
                 self.call(node)
-            elif node.op == "output":
-                result = node.args[0]
-        if len(result) != 1 or getattr(result[0], "name", None) not in self.values:
-            raise UnsupportedError(f"the module returns {len(result)} values; a policy returns one tensor")
-        shape = aten.shape(result[0])
+        if getattr(result, "name", None) not in self.values:
+            raise UnsupportedError("the module returns a constant, not a value of the observation")
+        shape = aten.shape(result)
         if len(shape) > 1:
             raise UnsupportedError(f"the module returns {shape} for each observation; a policy returns one row")
-        output = self.shaped(self.value(result[0], result[0]), shape or (1,))
+        output = self.shaped(self.value(result, result), shape or (1,))
         needed = {output}
         for op in reversed(self.operators.values()):
             needed.update(op.inputs if op.name in needed else ())
@@ -201,14 +214,15 @@ class _Translation:
         argument, shape = next(iter(given.values()), None), aten.shape(node)
         x = self.read(node, argument) if kind not in aten.ARITHMETIC else ""
         drops = kind in ("dropout", "feature_dropout") and given["train"]
-        if (kind in aten.PASSING and not drops) or (kind in aten.CASTS and dtype == torch.float32):
+        exact = dtype == torch.float32 or (dtype == torch.float64 and kind in aten.IN_DOUBLE)
+        if (kind in aten.PASSING and not drops) or (kind in aten.CASTS and exact):
             return x
         if kind in aten.RESHAPES and isinstance(x, Layer) and not isinstance(x.op, Conv2d):
             return replace(x, rows=x.rows.reshape(-1, *shape))
         if kind in aten.RESHAPES:
             return self.value(node, argument)
-        if dtype != torch.float32:
-            raise aten.refusal(node, f"it computes in {dtype}; convert to float32 before it")
+        if not exact:
+            raise aten.refusal(node, f"it computes in {dtype}; {aten.instead(kind, 'convert to float32 before it')}")
         if kind in aten.ARITHMETIC:
             return self.arithmetic(node, kind, given)
         if kind in aten.PARTS or kind in aten.REDUCTIONS:
@@ -234,7 +248,7 @@ class _Translation:
                 return self.add(Softmax(f"{name}.softmax", (name,), shape[-1]))
         if kind == "layer_norm":
             return self.layer_norm(node, given)
-        if kind in ("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d") and len(shape) == 3:
+        if kind in aten.POOLING and len(shape) == 1 + int(kind[-2]):
             return self.pool(node, kind, given)
         raise aten.refusal(node, f"it is not in the operator set; {aten.instead(kind)}")
 
@@ -392,18 +406,23 @@ class _Translation:
         return self.add(LayerNorm(name, (x,), weight, bias, float(given["eps"])))
 
     def pool(self, node: torch.fx.Node, kind: str, given: Mapping[str, Any]) -> str:
-        """Pool2d of an image."""
+        """Add a Pool2d of an image; pooling along one axis is that of an image of one row."""
         image = aten.shape(node.args[0])
-        whole = kind == "adaptive_avg_pool2d" and aten.shape(node)[1:] == (1, 1)
-        options = {"kernel_size": image[1:], "stride": (1, 1), "padding": (0, 0)} if whole else given
+        whole = kind.startswith("adaptive_avg_pool") and set(aten.shape(node)[1:]) == {1}
+        options = {"kernel_size": image[1:], "stride": 1, "padding": 0} if whole else given
         kernel, stride, padding = (aten.pair(options.get(key)) for key in ("kernel_size", "stride", "padding"))
+        if kind.endswith("1d"):
+            image = (image[0], 1, image[1])
+            kernel, stride, padding = (
+                pair and (alone, pair[1]) for pair, alone in ((kernel, 1), (stride, 1), (padding, 0))
+            )
         uncounted = any(padding or ()) and given.get("count_include_pad") is False
         unlike = (
             aten.pair(given.get("dilation", 1)) != (1, 1) or given.get("ceil_mode") or given.get("divisor_override")
         )
         if kernel is None or padding is None or uncounted or unlike:
             raise aten.refusal(node, "its dilation, ceil_mode, divisor, margin or output size is not supported")
-        x, name = self.shaped(self.value(node, node.args[0]), image), "max" if kind == "max_pool2d" else "average"
+        x, name = self.shaped(self.value(node, node.args[0]), image), "max" if kind.startswith("max") else "average"
         return self.add(Pool2d(f"{x}.{name}", (x,), name, kernel, stride or kernel, padding))
 
     def concat(self, node: torch.fx.Node, given: Mapping[str, Any]) -> str:

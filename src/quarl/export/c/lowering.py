@@ -311,7 +311,7 @@ class Lowering:
         if head.kind == "binary":
             self.call("positive", size, y, a)
             return "int32_t", size
-        low, high = head.low.astype(np.float32), head.high.astype(np.float32)
+        low, high = (ends.astype(np.float32).reshape(-1) for ends in (head.low, head.high))
         alike = (low == low[0]).all() and (high == high[0]).all()
         for index in range(1 if alike else low.size):
             ends = (low[index], high[index]) if head.kind == "clip" else (low[index], high[index], (high - low)[index])
