@@ -29,6 +29,7 @@ from quarl.cli import main
 from quarl.distillation.loss import loss_of
 from quarl.errors import QuarlError
 from quarl.experiments.precisions import agreement
+from quarl.export import contract
 from quarl.policy import artifact
 from quarl.policy.graph import ActionHead
 from runs.training_runs import Threads, train
@@ -389,3 +390,52 @@ def test_agents_of_the_libraries_own_environments_act_and_play_as_there(kind: An
         assert ours.tolist() == theirs
     assert len(np.unique(expected, axis=0)) > 2
     del gymnasium.registry["World-v0"]
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (2, 3), (2, 1, 2)])
+@pytest.mark.parametrize("kind", ["clip", "tanh"])
+def test_actions_of_several_axes_come_in_their_shape_and_files_give_one_row(kind: Any, shape: Any, tmp_path: Path):
+    count = int(np.prod(shape))
+    low = -np.linspace(0.1, 0.5, count, dtype=np.float32).reshape(shape)
+    module, head = torch.nn.Linear(4, count), ActionHead(kind, low, np.flip(-2 * low))
+    agent = quarl.from_module(module, (4,), head)
+    x = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    with torch.no_grad():
+        output = module(torch.as_tensor(x)).numpy().reshape(50, *shape)
+    scaled = low + 0.5 * (np.tanh(output) + 1) * (head.high - low) if kind == "tanh" else output
+    expected = np.clip(scaled, low, head.high)
+    agent.save(tmp_path / "agent.quarl")
+    for each in (agent, quarl.load(tmp_path / "agent.quarl")):
+        np.testing.assert_allclose(each.predict(x)[0], expected, rtol=0, atol=1e-6)
+        assert each.predict(x[0])[0].shape == shape
+    agent.save(tmp_path / "agent.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "agent.onnx", providers=["CPUExecutionProvider"])
+    (given,) = session.run(None, {"observation": x})
+    np.testing.assert_allclose(given, expected.reshape(50, -1), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(head.distance(expected, expected + 0.1).shape, (50, count))
+    assert loss_of(agent.policy)(torch.as_tensor(output.reshape(50, -1)), torch.zeros(50, count)).isfinite()
+    said = contract.contract(agent._quantized(), "onnx", arithmetic="f32-rne", source={"file": "", "sha256": ""})
+    assert (said["action"]["shape"], said["action"]["num_outputs"]) == (list(shape), count)
+    assert said["action"]["meaning"] == f"its output is the action in one row, within its bounds: reshape it to {shape}"
+    read = contract.policy_of(said, "x").head
+    np.testing.assert_array_equal([read.low, read.high], [head.low, head.high])
+
+
+def test_a_module_s_last_tanh_goes_into_a_head_of_several_axes():
+    box = spaces.Box(np.float32([[-2, -1]]), np.float32([[2, 1]]))
+    module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh(), Times(torch.tensor([2.0, 1.0])))
+    agent = quarl.from_module(module, (3,), box)
+    assert agent.policy.head.kind == "tanh"
+    x = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
+    with torch.no_grad():
+        expected = module(torch.as_tensor(x)).numpy().reshape(20, 1, 2)
+    np.testing.assert_allclose(agent.predict(x)[0], expected, rtol=0, atol=1e-6)
+
+
+class Times(torch.nn.Module):
+    def __init__(self, factor: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("factor", factor)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor

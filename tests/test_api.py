@@ -436,3 +436,10 @@ def test_recorded_parts_of_an_observation_are_arrays_of_one_file(tmp_path):
     assert rows[2, 128:].tolist() == [0, 0, 0, 0, 0, 0, 0, 1]
     again = quarl.Agent(policy).predict(parts)[0]
     np.testing.assert_array_equal(quarl.Agent(policy).predict(rows)[0], again)
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.npy", "rows.txt"])
+def test_recorded_observations_in_another_format_name_the_two_that_are_read(name, tmp_path):
+    (tmp_path / name).write_text("0.5,0.5,0.1,0.2\n" * 300)
+    with pytest.raises(QuarlError, match=rf"{name} is not a \.npy or \.npz file: save the rows with numpy\.save"):
+        observations(tmp_path / name, networks.dense([4, 2]))

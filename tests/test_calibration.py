@@ -11,8 +11,8 @@ import networks
 from quarl import calibration, engines
 from quarl.calibration import Calibrated, quantize
 from quarl.engines.reference import as_float
-from quarl.errors import QuarlError, UnsupportedError
-from quarl.policy import artifact
+from quarl.errors import QuarlError
+from quarl.policy import artifact, fit
 from quarl.policy.grids import EXACT, grid_rules, trained_rules
 from quarl.policy.operators import QuantizedTensor
 from quarl.quant.affine import quarl_2020
@@ -212,8 +212,17 @@ def test_what_several_precisions_share_changes_none_of_them(name, monkeypatch):
         calibrated.quantize(spec(bits))
 
 
-def test_a_layer_too_wide_for_its_second_moments_is_refused_with_what_to_do():
-    policy = networks.dense([8_200, 2])
-    with pytest.raises(UnsupportedError, match=r"'net\.0' has 8,200 inputs; .* use --scheme per-channel"):
-        quantize(policy, spec(8), networks.observations(policy, 32))
-    assert quantize(policy, spec(8, scheme="per-channel")).spec.precision == "int8"
+@pytest.mark.parametrize(("mode", "bits"), [("dynamic", 8), ("static", 8), ("dynamic", 4)])
+def test_fit_rounds_a_very_wide_layer_to_nearest_and_says_so(mode: str, bits: int, monkeypatch: pytest.MonkeyPatch):
+    said: list[str] = []
+    monkeypatch.setattr(fit, "note_once", said.append)
+    policy = networks.dense([8_200, 3, 2])
+    calibrated = Calibrated(policy, networks.observations(policy, 32))
+    got = calibrated.quantize(spec(bits, mode=mode))
+    wide, weight = got.linear[0].weight, calibrated.rewrite(got.spec)[0].linear[0].weight
+    steps = np.abs(wide.codes.reshape(3, -1) * wide.scale[:, None] - weight) / wide.scale[:, None]
+    assert steps.max() < 0.5001 * (2 if wide.mid_rise else 1)
+    assert got.spec.scheme.name == "default"
+    assert len(said) == 1
+    assert "'net.0' has 8,200 inputs" in said[0]
+    assert "--" not in said[0]

@@ -183,3 +183,15 @@ def test_returns_of_many_rows_at_once_are_those_of_one_after_the_other(tmp_path,
             plain.update(np.array([each]))
     ours = statistics.normalize.ret_rms
     np.testing.assert_allclose([ours.mean, ours.var, ours.count], [plain.mean, plain.var, plain.count], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["tanh", "gaussian"])
+def test_actions_of_several_axes_are_explored_in_their_shape(kind: str):
+    box = spaces.Box(np.float32([[-1, -2], [-3, -4]]), np.float32([[1, 2], [3, 5]]))
+    outputs = RNG(0).normal(size=(6, 4)).astype(np.float32)
+    outputs = np.concatenate([outputs, np.full_like(outputs, -20)], axis=1) if kind == "gaussian" else outputs
+    explorer = Explorer(ActionHead(kind, box.low, box.high), box, 0.0, RNG(0))  # type: ignore[arg-type]
+    actions, stored = explorer.act(outputs, epsilon=0.0)
+    np.testing.assert_allclose(stored, np.tanh(outputs[:, :4]).reshape(6, 2, 2), atol=1e-6)
+    np.testing.assert_allclose(actions, box.low + (stored + 1) / 2 * (box.high - box.low), atol=1e-6)
+    assert explorer.random(6)[0].shape == (6, 2, 2)

@@ -13,7 +13,7 @@ from sb3_contrib.common.wrappers import TimeFeatureWrapper
 
 import require
 from quarl.envs import make
-from quarl.envs.wrappers import FAMILIES, TimeFeature, wrapper_class
+from quarl.envs.wrappers import FAMILIES, TimeFeature, wrap, wrapper_class
 from quarl.errors import QuarlError
 
 
@@ -100,6 +100,23 @@ def test_every_name_in_the_table_exists_where_the_table_says() -> None:
     for prefix, family in FAMILIES.items():
         for name in family:
             assert issubclass(wrapper_class(f"{prefix}.{name}"), gymnasium.Wrapper)
+
+
+@pytest.mark.parametrize("dotted", ["utils.wrappers.DoneOnSuccessWrapper", "rl_zoo3.wrappers.DoneOnSuccessWrapper"])
+def test_done_on_success_ends_an_episode_and_moves_its_rewards(dotted: str) -> None:
+    pytest.importorskip("rl_zoo3")
+
+    class Reach(gymnasium.Wrapper[Any, Any, Any, Any]):
+        taken = 0
+
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            self.taken += 1
+            return (*self.env.step(action)[:1], -1.0, False, False, {"is_success": self.taken > 2})
+
+    env = wrap(Reach(gymnasium.make("Pendulum-v1")), [(dotted, {"reward_offset": 1.0, "n_successes": 2})])
+    env.reset(seed=0)
+    steps = [env.step(np.zeros(1, np.float32)) for _ in range(4)]
+    assert [(reward, over or cut) for _, reward, over, cut, _ in steps] == [(0.0, False)] * 3 + [(0.0, True)]
 
 
 @pytest.mark.parametrize("dotted", ["this.Wrapper", "os.system", "gymnasium.wrappers.Autoreset", "TimeLimit", ""])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import gymnasium
@@ -14,7 +15,7 @@ from torch import nn
 import quarl
 from quarl import engines
 from quarl.calibration import quantize
-from quarl.errors import note_once
+from quarl.errors import QuarlError, UnsupportedError, note_once
 from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.operators import Activation, Conv2d, Dense, Normalize, Pool2d, Scale, Slice, Softmax
 from quarl.quant.spec import QuantSpec
@@ -504,3 +505,106 @@ def test_activations_of_stable_baselines3_are_read_from_zips_and_models(activati
     for policy in (quarl.load(tmp_path / "a.zip").policy, quarl.Agent.from_model(model).policy):
         actions = policy.head(computed(policy, x, "litert"))
         np.testing.assert_allclose(actions, expected, rtol=0, atol=1e-5)
+
+
+CONTEXTS = {
+    "no_grad": torch.no_grad,
+    "enable_grad": torch.enable_grad,
+    "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", enabled=False),
+}
+
+
+@pytest.mark.parametrize("outer", list(CONTEXTS))
+@pytest.mark.parametrize("inner", [None, "no_grad", "autocast"])
+def test_contexts_that_change_no_number_are_followed(outer: str, inner: str | None):
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        with CONTEXTS[outer]():
+            x = (x - m.mean) / torch.sqrt(m.std + 1e-5) * torch.tensor([1.0, 2.0, 3.0, 4.0])
+            with CONTEXTS[inner]() if inner else contextlib.nullcontext():
+                y = x * torch.full((4,), 2.0) + torch.arange(4)
+            both = y - 1
+        return m.layer(both) + x.sum(1, keepdim=True)
+
+    module = Function(forward, layer=nn.Linear(4, 3))
+    policy = from_module(module, (4,), head=SCORES)
+    with torch.no_grad():
+        expected = module(torch.as_tensor(rows(20, 4))).numpy()
+    np.testing.assert_allclose(computed(policy, rows(20, 4)), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_autocast_that_rounds_is_refused_with_the_way():
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu"):
+            return m.layer(x).float()
+
+    with pytest.raises(UnsupportedError, match=r"autocast rounds .*enabled=False"):
+        from_module(Function(forward, layer=nn.Linear(4, 3)), (4,), head=SCORES)
+
+
+RETURNS: dict[str, Any] = {
+    "pair": (lambda m, x: (m.value(x), m.layer(x)), 1),
+    "first": (lambda m, x: (m.layer(x), None, x.exp().sum(1).argsort()), 0),
+    "nested": (lambda m, x: (m.value(x), {"state": (x * x, m.layer(x))}), 2),
+    "in place": (lambda m, x: (torch.relu_(m.layer(x)), torch.relu_(m.value(x)).exp()), 0),
+}
+
+
+@pytest.mark.parametrize("name", list(RETURNS))
+def test_from_module_reads_the_chosen_one_of_several_outputs(name: str):
+    """The others may hold what no operator computes."""
+    function, place = RETURNS[name]
+    module = Function(function, layer=nn.Linear(4, 3), value=nn.Linear(4, 1))
+    policy = from_module(module, (4,), head=SCORES, output=place)
+    with torch.no_grad():
+        results, _ = torch.utils._pytree.tree_flatten(module(torch.as_tensor(rows(20, 4))))
+    np.testing.assert_allclose(computed(policy, rows(20, 4)), results[place].numpy(), rtol=1e-6, atol=1e-6)
+    with pytest.raises(UnsupportedError, match=rf"returns {len(results)} values: choose .* output=0 to output="):
+        from_module(module, (4,), head=SCORES)
+    for wrong in (-1, len(results)):
+        with pytest.raises(QuarlError, match=rf"output={wrong} is not one of the module's"):
+            from_module(module, (4,), head=SCORES, output=wrong)
+
+
+def test_agents_of_modules_take_the_output_and_compiled_ones_keep_their_names():
+    module = Function(lambda m, x: (m.value(x), m.layer(x)), layer=nn.Linear(4, 3), value=nn.Linear(4, 1))
+    agent = quarl.from_module(torch.compile(module, backend="eager"), (4,), gymnasium.spaces.Discrete(3), output=1)
+    assert [op.name for op in agent.policy.linear] == ["layer"]
+    with torch.no_grad():
+        expected = module.layer(torch.as_tensor(rows(20, 4))).argmax(1).numpy()
+    assert np.array_equal(agent.predict(rows(20, 4))[0], expected)
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [nn.AvgPool1d(2), nn.AvgPool1d(3, 2, 1), nn.MaxPool1d(2), nn.MaxPool1d(3, 1, 1), nn.AdaptiveAvgPool1d(1)],
+    ids=str,
+)
+def test_pooling_along_one_axis_is_torchs(pool: nn.Module):
+    size = pool(torch.zeros(1, 5, 12)).numel()
+    policy = same(nn.Sequential(nn.Conv1d(2, 5, 1), nn.ReLU(), pool, nn.Flatten(), nn.Linear(size, 3)), (2, 12))
+    assert [type(op).__name__ for op in policy.ops].count("Pool2d") == 1
+
+
+STATISTICS = {
+    "division": lambda m, x: (x - m.wide_mean) / m.wide_var,
+    "gymnasium": lambda m, x: (x - m.wide_mean) / torch.sqrt(m.wide_var + 1e-8),
+    "clipped": lambda m, x: torch.clamp((x.double() - m.wide_mean) / m.wide_var, -2, 2),
+    "product": lambda m, x: -(x * m.wide_var) + m.wide_mean,
+}
+
+
+@pytest.mark.parametrize("far", [0.0, 1e5])
+@pytest.mark.parametrize("name", list(STATISTICS))
+def test_statistics_in_float64_are_computed_as_exactly(name: str, far: float):
+    """A mean of many deviations keeps what float32 would lose: the result is that of float64, rounded."""
+    module = Function(lambda m, x: m.layer(STATISTICS[name](m, x).float()), layer=nn.Linear(4, 3))
+    drawn = torch.Generator().manual_seed(0)
+    module.register_buffer("wide_mean", far + torch.rand(4, generator=drawn, dtype=torch.float64))
+    module.register_buffer("wide_var", 0.5 + torch.rand(4, generator=drawn, dtype=torch.float64))
+    policy = from_module(module, (4,), head=SCORES)
+    x = (rows(50, 4) + far).astype(np.float32)
+    with torch.no_grad():
+        expected = module(torch.as_tensor(x)).numpy()
+    scale = max(np.abs(expected).max(), 1)
+    np.testing.assert_allclose(computed(policy, x), expected, rtol=0, atol=8 * np.finfo(np.float32).eps * scale)

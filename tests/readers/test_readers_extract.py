@@ -37,6 +37,7 @@ IMAGE = spaces.Box(0, 255, (3, 36, 36), np.uint8)
 VECTOR = spaces.Box(-3, 3, (5,), np.float32)
 TABLE = spaces.Box(-np.inf, np.inf, (2, 3), np.float32)
 BOX = spaces.Box(np.float32([-2, -1, 0]), np.float32([1, 3, 0.5]))
+ROWS = spaces.Box(np.float32([[-2, -1, 0], [-1, 0, 1]]), np.float32([[1, 3, 0.5], [2, 1, 3]]))
 CHOICE = spaces.Discrete(4)
 SMALL_CNN = {"features_extractor_kwargs": {"features_dim": 16}}
 
@@ -61,6 +62,8 @@ MODELS: list[tuple[type[BaseAlgorithm], str, spaces.Box, spaces.Space[Any], dict
     (SAC, "MlpPolicy", VECTOR, BOX, {"net_arch": [8]}, {}),
     (SAC, "MlpPolicy", VECTOR, BOX, {"net_arch": [8], "clip_mean": 0.05}, {"use_sde": True}),
     (SAC, "CnnPolicy", IMAGE, BOX, SMALL_CNN | {"net_arch": [8]}, {}),
+    (PPO, "MlpPolicy", TABLE, spaces.Box(-1, 1, (1, 3)), {"net_arch": [8], "ortho_init": False}, {}),
+    *((kind, "MlpPolicy", TABLE, ROWS, {"net_arch": [8]}, {}) for kind in (A2C, TD3, SAC)),
 ]
 
 
@@ -372,3 +375,26 @@ def test_an_environment_that_cannot_be_made_again_is_told(make: Any, reason: str
     assert re.fullmatch(
         f"quarl: the policy does not know its environment, for {reason}: hand it over as env, name one .*", said
     )
+
+
+@pytest.mark.parametrize("compiled", ["policy", "mlp_extractor", "action_net"])
+def test_from_model_reads_a_compiled_model_under_its_plain_names(compiled: str):
+    plain = from_model(model := build(*MODELS[1]))
+    if compiled == "policy":
+        model.policy = torch.compile(model.policy, backend="eager")
+    else:
+        setattr(model.policy, compiled, torch.compile(getattr(model.policy, compiled), backend="eager"))
+    assert_same(from_model(model), plain)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "words"),
+    [
+        ("sbx.sac.sac", "SAC", r"SAC is an agent of SBX \(Stable-Baselines Jax\).*quarl\.from_module"),
+        ("sb3_contrib.ppo_recurrent.ppo_recurrent", "RecurrentPPO", "RecurrentPPO is recurrent"),
+        ("mine", "Agent", "Agent is not a model of ppo, .*quarl.from_module"),
+    ],
+)
+def test_from_model_names_the_kind_of_a_model_it_cannot_read(module: str, name: str, words: str):
+    with pytest.raises(UnsupportedError, match=words):
+        from_model(type(name, (), {"__module__": module})())

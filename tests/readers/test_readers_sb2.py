@@ -116,6 +116,24 @@ def test_outputs_are_those_of_the_librarys_formula(algo: str, write: Any, tmp_pa
     assert policy.head.kind == ("tanh" if algo in ACTORS else "argmax" if algo in DISCRETE else "clip")
 
 
+@pytest.mark.parametrize("write", [as_pickle, as_zip])
+def test_an_early_td3_that_saved_no_policy_delay_is_read(write: Any, tmp_path: Path):
+    named, data = drawn(sb2_arrays("td3")), sb2_data("td3") | {"learning_starts": 100, "train_freq": 100}
+    del data["policy_delay"]
+    policy, x = read_sb2(write(tmp_path, data, named)), observations(OBSERVED)
+    assert policy.provenance.algo == "td3"
+    np.testing.assert_allclose(output(policy, x), expected("td3", named, x), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(("given", "offset"), [("", 1.0), (": {reward_offset: 0.5}", 0.5)])
+def test_done_on_success_has_the_default_of_its_zoo(given: str, offset: float, tmp_path: Path):
+    path = as_pickle(tmp_path, sb2_data("ppo2"), drawn(sb2_arrays("ppo2")))
+    (tmp_path / "Env-v0").mkdir()
+    name = "utils.wrappers.DoneOnSuccessWrapper"
+    (tmp_path / "Env-v0/config.yml").write_text(f"env_wrapper:\n- {name}{given}\n")
+    assert read_sb2(path).provenance.wrappers == ((name, {"reward_offset": offset}),)
+
+
 @pytest.mark.parametrize("algo", ["dqn", *ACTORS])
 def test_what_follows_the_networks_in_a_pickle_does_not_change_them(algo: str, tmp_path: Path):
     """Critics, targets, noisy copies and the second list of everything that DDPG used to save."""

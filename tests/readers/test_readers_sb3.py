@@ -20,7 +20,7 @@ from quarl.errors import QuarlError
 from quarl.policy.graph import Policy
 from quarl.policy.operators import Normalize
 from quarl.readers import find, load, sb3
-from sb3_archives import Still, data_with, edit, space, tensors_with, write_run
+from sb3_archives import Still, assert_same, data_with, edit, space, tensors_with, write_run
 
 AGENTS = [
     "a2c/CartPole-v1",
@@ -132,6 +132,21 @@ def test_layers_that_old_versions_shared_come_before_the_policy_s_own(run: Path)
     edit(run, tensors_with(share))
     after = as_float(load.read(run), observations)["mlp_extractor.policy_net.0.relu"]
     np.testing.assert_allclose(after, 2 * before, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [("", "_orig_mod."), ("mlp_extractor.", "mlp_extractor._orig_mod."), ("action_net.", "action_net.module.")],
+)
+def test_names_of_compiled_and_parallel_modules_are_read_as_without(run: Path, wrapped: tuple[str, str]):
+    plain = load.read(run)
+
+    def rename(state: dict[str, Any]) -> None:
+        for name in [name for name in state if name.startswith(wrapped[0])]:
+            state[name.replace(*wrapped, 1)] = state.pop(name)
+
+    edit(run, tensors_with(rename))
+    assert_same(load.read(run), plain)
 
 
 def test_an_actor_with_continuous_actions_cannot_be_discrete(run: Path):

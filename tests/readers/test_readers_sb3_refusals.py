@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from quarl.errors import QuarlError
 from quarl.policy.operators import Normalize
-from quarl.readers import load
+from quarl.readers import load, weights_only
 from sb3_archives import (
     Change,
     blob,
@@ -46,6 +46,16 @@ def run(whole: Path, tmp_path: Path) -> Path:
 
 def poison(state: dict[str, Any]) -> None:
     state["action_net.weight"][0, 0] = float("nan")
+
+
+def test_inspect_names_an_agent_of_sbx(run: Path):
+    def change(members: dict[str, bytes]) -> None:
+        members["pytorch_variables.pth"] = members.pop("policy.pth")
+        data_with(policy_class={"__module__": "sbx.sac.policies"})(members)
+
+    edit(run, change)
+    with pytest.raises(QuarlError, match="is an agent of SBX"):
+        weights_only.read_model(run / "Still-v0.zip")
 
 
 def rename(old: str, new: str) -> Callable[[dict[str, Any]], None]:
@@ -112,7 +122,29 @@ CHANGES: list[tuple[str, Change, str]] = [
     ("lambda", kwargs_with(activation_fn="<function <lambda> at 0x7f>"), "lambda"),
     ("extractor", kwargs_with(features_extractor_class="<class 'mine.Resnet'>"), "mine.Resnet"),
     ("policy class", data_with(policy_class={"__module__": "mine.policies"}), "mine.policies"),
-    ("recurrent", data_with(policy_class={"__module__": "sb3_contrib.common.recurrent.policies"}), "recurrentppo"),
+    (
+        "recurrent",
+        data_with(policy_class={"__module__": "sb3_contrib.common.recurrent.policies"}),
+        "recurrent policies",
+    ),
+    (
+        "recurrent layer",
+        tensors_with(lambda s: s.update({"features_extractor.lstm.weight_ih_l0": torch.ones(1)})),
+        "the policy is a recurrent one",
+    ),
+    ("twice", tensors_with(lambda s: s.update({"_orig_mod.action_net.bias": torch.ones(2)})), "has a parameter twice"),
+    *(
+        (
+            f"jax {module}",
+            lambda members, module=module: (
+                members.pop("policy.pth"),
+                data_with(policy_class={":type:": "<class 'abc.ABCMeta'>", "__module__": module})(members),
+            ),
+            r"is an agent of SBX (Stable-Baselines Jax)",
+        )
+        for module in ("sbx.sac.policies", "flax.linen.module")
+    ),
+    ("nothing", lambda members: members.pop("policy.pth"), "has no member 'policy.pth'"),
     ("no policy class", data_with(policy_class=None), "policy class"),
     ("no space", data_with(action_space=None), "action_space is missing"),
     ("not base64", data_with(action_space={":serialized:": "§"}), "base64"),

@@ -71,6 +71,13 @@ def overwritten(x: torch.Tensor, _: nn.Module) -> torch.Tensor:
     return kept + 1 * kept
 
 
+class First(nn.Module):
+    """The first of several values."""
+
+    def forward(self, x: Any) -> Any:
+        return x[0]
+
+
 REFUSED: list[tuple[str, Any, str]] = [
     ("softmax of log", lambda x, m: torch.log_softmax(x, -1) * 2, "aten.log_softmax.int"),
     (
@@ -106,7 +113,18 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("image", lambda x, m: x.reshape(-1, 2, 2), r"returns \(2, 2\) for each"),
     ("layer of images", lambda x, m: m.other(x.reshape(-1, 1, 4)).flatten(1), "flatten it before"),
     ("overwriting", overwritten, "overwrites"),
-    ("two outputs", lambda x, m: (x, x), "returns 2 values"),
+    ("two outputs", lambda x, m: (x, x), "returns 2 values: choose the policy's with output=0"),
+    ("constant", lambda x, m: torch.ones(2, 3), "returns a constant"),
+    *(
+        (name, lambda x, m, best=best: best(x), "leave it out and return the scores")
+        for name, best in (
+            ("argmax", lambda x: x.argmax(-1)),
+            ("largest", lambda x: torch.max(x, 1)[1]),
+            ("draw", lambda x: torch.multinomial(x.softmax(-1), 1)),
+        )
+    ),
+    *((layer.__name__, nn.Sequential(layer(4, 4), First()), "it is recurrent") for layer in (nn.LSTM, nn.GRU, nn.RNN)),
+    ("layer in double", lambda x, m: (x.double() @ torch.eye(4).double()).float(), "torch.float64; convert to float32"),
     ("data-dependent", lambda x, m: x if x.sum() > 0 else -x, "torch.export cannot follow Calls"),
     ("half precision", lambda x, m: x.half(), "aten.to.dtype"),
     ("weight of a computation", lambda x, m: m.other(x) @ m.other.weight, "matmul"),

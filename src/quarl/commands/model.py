@@ -88,6 +88,8 @@ def observations(file: Path, policy: Policy) -> Array:
     key of a Dict, in the policy's dtype."""
     with reading(file):
         data = read_bytes(file)
+        if not data.startswith((b"PK", b"\x93NUMPY")):
+            raise QuarlError(f"{file} is not a .npy or .npz file: save the rows with numpy.save and give that")
         arrays = read_npz(data, str(file)) if data[:2] == b"PK" else {"": read_npy(data, str(file))}
     if policy.inputs and len(arrays) > 1:
         return policy_rows(policy, arrays)[0]

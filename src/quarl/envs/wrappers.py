@@ -39,6 +39,7 @@ _ZOO = _SB3_CONTRIB | dict.fromkeys(
     ),
     "rl_zoo3.wrappers",
 )
+_ZOO |= {"DoneOnSuccessWrapper": "rl_zoo3.wrappers:TruncatedOnSuccessWrapper"}  # its name before rl_zoo3 2
 # ActionNoiseWrapper is left out: it draws from numpy's global generator, so no evaluation of it can be repeated.
 _GYMNASIUM = dict.fromkeys(
     (

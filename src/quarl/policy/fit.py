@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.errors import QuarlError, UnsupportedError
+from quarl.errors import QuarlError, note_once
 from quarl.policy.operators import Conv2d, Linear, QuantizedTensor, as_float32
 from quarl.quant import affine
 from quarl.quant.affine import TINY, QParams, choose_qparams, quarl_2020
@@ -30,15 +30,18 @@ MAX_INPUTS = 8_192
 def fit(op: Linear, columns: Array, spec: QuantSpec, least: Array | None = None) -> Linear:
     """The layer with integer weights, rounded as the scheme says; columns are its inputs [N, K].
 
+    A layer with more than MAX_INPUTS inputs is rounded to nearest under every scheme, which is said.
+
     least: [out], scales that the weights' are not to fall short of.
     """
     if spec.scheme.rounding == "nearest":
         return nearest(op, spec, least)
     if columns.shape[1] > MAX_INPUTS:
-        raise UnsupportedError(
-            f"layer {op.name!r} has {columns.shape[1]:,} inputs; rounding for its output takes their square in memory, "
-            f"at most {MAX_INPUTS:,} of them: use --scheme per-channel"
+        note_once(
+            f"layer {op.name!r} has {columns.shape[1]:,} inputs: above {MAX_INPUTS:,}, rounding for the layer's output "
+            f"takes too much memory, so that its weights are rounded to nearest"
         )
+        return nearest(op, spec, least)
     stride = max(1, len(columns) // MAX_ROWS)
     h = second_moment(columns[::stride])
     weight = as_float32(op.weight).reshape(op.weight.shape[0], -1).astype(np.float64)

@@ -131,8 +131,9 @@ class Parameters:
         """Raises for a parameter that was not taken and whose prefix is not among `ignored`."""
         for name in self.state:
             if name not in self.taken and not name.startswith(ignored):
+                kind = "recurrent" if re.search(r"_[ih]h_l\d", name) else "custom"
                 raise CustomError(
-                    f"parameter {name[:80]!r} belongs to no network that is known; the policy is a custom one"
+                    f"parameter {name[:80]!r} belongs to no network that is known; the policy is a {kind} one"
                 )
 
 

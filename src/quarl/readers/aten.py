@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from quarl.arrays import Array
-from quarl.errors import UnsupportedError
+from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.operators import LEAKY_SLOPE, Shape
 
 PASSING = frozenset(["alias", "clone", "contiguous", "detach", "dropout", "feature_dropout", "identity"])
@@ -34,6 +34,7 @@ BOUNDS |= dict.fromkeys(("clamp", "clip"), ("min", "max"))
 WAYS: Mapping[tuple[str, ...], str] = {
     ("instance_norm", "group_norm", "rms_norm"): "use nn.LayerNorm or nn.BatchNorm",
     ("celu", "log_sigmoid", "shrink", "prelu", "softplus"): "use nn.SiLU, nn.ELU or another activation of torch's",
+    ("lstm", ".gru.", "rnn_"): "it is recurrent, and policies with a memory are not supported",
     ("log_softmax",): "leave it out: the largest score is the same without",
     (".argmax.", ".max.", "multinomial", "bernoulli"): "leave it out and return the scores: QuaRL chooses the action",
 }
@@ -53,12 +54,29 @@ def inlined(module: torch.fx.GraphModule) -> torch.fx.Graph:
         body = inlined(getattr(module, node.args[place].target))
         inputs = (each for each in body.nodes if each.op == "placeholder")
         with graph.inserting_before(node):
-            results = graph.graph_copy(body, dict(zip(inputs, node.args[place + 1 :], strict=True)))
+            results: Any = graph.graph_copy(body, dict(zip(inputs, node.args[place + 1 :], strict=True)))
         for user in list(node.users):
             user.replace_all_uses_with(results[user.args[1]])
             graph.erase_node(user)
         graph.erase_node(node)
     return graph
+
+
+def chosen(nodes: Sequence[torch.fx.Node], output: int | None) -> tuple[Any, set[torch.fx.Node]]:
+    """Return the node of the module's output at that place, and the nodes that have a part in it or overwrite values.
+
+    Raises QuarlError for a place that is not there, and for None if the module returns several tensors.
+    """
+    results: Any = nodes[-1].args[0]
+    if len(results) != 1 and output is None:
+        last = f" to output={len(results) - 1}" if results else ""
+        raise UnsupportedError(f"the module returns {len(results)} values: choose the policy's with output=0{last}")
+    if not 0 <= (output or 0) < len(results):
+        raise QuarlError(f"output={output} is not one of the module's {len(results)} values, counted from 0")
+    used = {results[output or 0]} | {node for node in nodes if kind(node).endswith("_")}
+    for node in reversed(nodes):
+        used.update(node.all_input_nodes if node in used else ())
+    return results[output or 0], used
 
 
 def kind(node: torch.fx.Node) -> str:

@@ -26,6 +26,7 @@ from quarl.readers.actor import LAYOUTS, ON_POLICY, SAC, Parameters, bare
 from quarl.readers.fold import fold_renorm
 from quarl.readers.normalizer import Statistics, from_wrapper
 from quarl.readers.observation import front, normalizers, observe
+from quarl.readers.sb3 import SBX
 from quarl.readers.spaces import Box, action_head, as_pairs, from_live
 from quarl.readers.trace import evaluating, trace
 from quarl.readers.zoo import VEC_FRAME_STACK, samples_actions
@@ -166,9 +167,13 @@ def algorithm(model: Any) -> str:
         name = cls.__name__.lower()
         if cls.__module__.startswith(("stable_baselines3.", "sb3_contrib.", "quarl.algorithms.")) and name in LAYOUTS:
             return name
+    name = type(model).__name__
+    if any(cls.__module__.startswith("sbx.") for cls in type(model).__mro__):
+        raise UnsupportedError(f"{name} {SBX}")
+    if "Recurrent" in name:
+        raise UnsupportedError(f"{name} is recurrent: policies with a memory are not supported")
     raise UnsupportedError(
-        f"{type(model).__name__} is no model of {', '.join(LAYOUTS)}; "
-        "give its network to quarl.from_module, with an action head"
+        f"{name} is not a model of {', '.join(LAYOUTS)}; give its network to quarl.from_module, with an action head"
     )
 
 

@@ -43,6 +43,10 @@ MARKS = {
     "td3": {"policy_delay"},
 }
 """Attributes that only this algorithm saves. A2C comes after ACKTR and ACER, which have some of its own."""
+EARLY_TD3 = {"tau", "learning_starts", "train_freq"}
+"""Attributes of a TD3 that does not save its policy_delay, as the first versions did not."""
+SUCCESS, OFFSET = ".DoneOnSuccessWrapper", 1.0
+"""A wrapper of this library's zoo, and what it adds to rewards by default; Stable-Baselines3's adds 0."""
 ACTORS = {"ddpg": "pi", "sac": "dense", "td3": "dense"}
 """Algorithms whose actions are tanh of an actor's output, mapped to the bounds, and what the actor's last layer is
 called. All others but DQN are actor-critics of one kind, which act by a distribution and are tanh inside."""
@@ -70,9 +74,13 @@ def read_sb2(
     """
     path = Path(path)
     data, arrays = contents(path)
+    environment, statistics = zoo.read_settings(path, normalize, frame_stack)
+    added: Mapping[str, Any] = {"reward_offset": OFFSET}
+    own = ((name, {**added, **kwargs} if name.endswith(SUCCESS) else kwargs) for name, kwargs in environment.wrappers)
+    environment = replace(environment, wrappers=tuple(own))
     try:
         with np.errstate(all="ignore"):  # numbers beyond float32 become infinite, which the graph refuses
-            return _policy(data, arrays, *zoo.read_settings(path, normalize, frame_stack), algo and algo.lower())
+            return _policy(data, arrays, environment, statistics, algo and algo.lower())
     except QuarlError as error:
         text = str(error)
         raise type(error)(text if text.startswith(str(path.parent)) else f"{path}: {text}") from None
@@ -202,6 +210,8 @@ def _algorithm(data: Mapping[Any, Any], asked: str | None) -> str:
     """The algorithm by the attributes that only it saves."""
     possible = [algo for algo, marks in MARKS.items() if marks <= data.keys()]
     algo = possible[0] if len(possible) == 1 else next((name for name in ("acktr", "acer") if name in possible), "")
+    if not possible and data.keys() >= EARLY_TD3:
+        algo = "td3"
     if not algo:
         raise QuarlError("the attributes are those of no Stable-Baselines 2 algorithm; is it a trained model?")
     if asked not in (None, "", algo) and not (asked == "her" and HER in data):

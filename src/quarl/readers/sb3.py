@@ -29,6 +29,13 @@ from quarl.readers.observation import front, normalizers, observe
 from quarl.readers.spaces import Box, Discrete, Space, action_head, as_pairs, from_blob
 from quarl.readers.torch_file import read_tensors
 
+SBX = (
+    "is an agent of SBX (Stable-Baselines Jax), which pickles its network as code of Jax that is never run: copy its "
+    "parameters into an nn.Module (kernels transposed) and give that to quarl.from_module"
+)
+_OF_JAX = re.compile(rb"\b(sbx|jax|jaxlib|flax|optax)\.")
+"""Modules that JSON names in clear; no base64 text has a dot."""
+
 
 def read_zip(
     path: str | Path,
@@ -65,6 +72,8 @@ def read_zip(
 def contents(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     """The model's attributes, pickles in them as text, and its parameters by name; QuarlError for any other file."""
     members = read_members(path, only=("data", "policy.pth"))
+    if "policy.pth" not in members and _OF_JAX.search(members.get("data", b"")):
+        raise UnsupportedError(f"{path} {SBX}")
     if missing := {"data", "policy.pth"} - members.keys():
         raise QuarlError(f"{path} has no member {min(missing)!r}; it is no Stable-Baselines3 model")
     data = read_json(members["data"], f"{path}: member 'data'")
@@ -172,6 +181,8 @@ def algorithm(data: Mapping[str, Any], state: Mapping[str, Array], asked: str = 
     else:
         first = min(state, default="nothing")
         raise UnsupportedError(f"its parameters ({first[:60]}, ...) are those of no agent of {', '.join(LAYOUTS)}")
+    if "recurrent" in algo:
+        raise UnsupportedError(f"it is a {algo[:40]} agent: recurrent policies, which have a memory, are not supported")
     if algo not in LAYOUTS:
         raise UnsupportedError(f"it is a {algo[:40]} agent; only {', '.join(LAYOUTS)} are supported")
     if asked not in ("", algo):

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from quarl.arrays import Array
-from quarl.errors import QuarlError, UnsupportedError, first_line, note_once
+from quarl.errors import UnsupportedError, first_line, note_once
 from quarl.policy.operators import (
     Activation,
     Add,
@@ -135,22 +135,11 @@ class _Translation:
 
     def ops(self, chosen: int | None) -> list[Op]:
         """Return the operators on the way to the chosen output of the module, in order."""
-        results: Any = self.nodes[-1].args[0]
-        if len(results) != 1 and chosen is None:
-            raise UnsupportedError(
-                f"the module returns {len(results)} values: choose the policy's with output=0 (the first) to "
-                f"output={len(results) - 1}"
-            )
-        if not 0 <= (chosen or 0) < len(results):
-            raise QuarlError(f"output={chosen} is not one of the module's {len(results)} values, counted from 0")
-        result = results[chosen or 0]
-        used = {result}
-        for node in reversed(self.nodes):
-            used.update(node.all_input_nodes if node in used or aten.kind(node).endswith("_") else ())
+        result, used = aten.chosen(self.nodes, chosen)
         for node in self.nodes:
             if node.op == "placeholder" and node.name not in self.tensors:
                 self.values[node.name] = next(self.sources)
-            elif node.op == "call_function" and (node in used or aten.kind(node).endswith("_")):
+            elif node.op == "call_function" and node in used:
                 self.call(node)
         if getattr(result, "name", None) not in self.values:
             raise UnsupportedError("the module returns a constant, not a value of the observation")
@@ -171,7 +160,7 @@ class _Translation:
         results = node.meta.get("val")
         for value in results if isinstance(results, list | tuple) else [results]:
             if not isinstance(value, torch.Tensor) or value.ndim < 1 or value.shape[0] != BATCH:
-                raise aten.refusal(node, "its result is not one row per observation")
+                raise aten.refusal(node, aten.instead(kind, "its result is not one row per observation"))
         if kind.endswith("_"):
             self.check_overwrites(node)
             kind = kind[:-1]
@@ -412,10 +401,8 @@ class _Translation:
         options = {"kernel_size": image[1:], "stride": 1, "padding": 0} if whole else given
         kernel, stride, padding = (aten.pair(options.get(key)) for key in ("kernel_size", "stride", "padding"))
         if kind.endswith("1d"):
-            image = (image[0], 1, image[1])
-            kernel, stride, padding = (
-                pair and (alone, pair[1]) for pair, alone in ((kernel, 1), (stride, 1), (padding, 0))
-            )
+            image, kernel, stride = (image[0], 1, image[1]), kernel and (1, kernel[1]), stride and (1, stride[1])
+            padding = padding and (0, padding[1])
         uncounted = any(padding or ()) and given.get("count_include_pad") is False
         unlike = (
             aten.pair(given.get("dilation", 1)) != (1, 1) or given.get("ceil_mode") or given.get("divisor_override")

@@ -85,7 +85,7 @@ def read_model(path: Path) -> tuple[LayerWeights, ...]:
     Those of critics and targets too, by the names in the zip or pickle at `path`.
     """
     with reading(path):
-        if "policy.pth" in member_names(path):
+        if member_names(path) & {"policy.pth", "pytorch_variables.pth"}:
             return checked(names.layers(sb3.contents(path)[1]), path)
         _, arrays = sb2.contents(path)
         return checked(names.layers(arrays if isinstance(arrays, dict) else _numbered(arrays)), path)
