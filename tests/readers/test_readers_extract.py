@@ -289,7 +289,7 @@ def test_the_two_lines_that_the_refusal_of_a_custom_extractor_names_read_the_age
 
 
 def test_other_models_and_spaces_are_refused_by_name():
-    with pytest.raises(UnsupportedError, match="ActorCriticPolicy is no model of ppo"):
+    with pytest.raises(UnsupportedError, match="ActorCriticPolicy is not a model of ppo"):
         from_model(PPO("MlpPolicy", Drift(VECTOR, BOX), device="cpu").policy)
     with pytest.raises(UnsupportedError, match="MultiDiscrete that does not count from 0"):
         from_model(PPO("MlpPolicy", Drift(VECTOR, spaces.MultiDiscrete([2, 2], start=[1, 1])), device="cpu"))
