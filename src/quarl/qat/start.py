@@ -23,7 +23,7 @@ from quarl.qat.fake import rounded_part
 from quarl.qat.table import RangeTable
 from quarl.quant.affine import dequantize
 from quarl.quant.rounding import output_aware_qparams, second_moment, to_the_ends
-from quarl.readers.trace import evaluating
+from quarl.readers.aten import evaluating
 
 NUM_OBSERVATIONS, NUM_IMAGES = 2_048, 256
 ROOM = 0.4

@@ -1,15 +1,18 @@
-"""ATen calls in an exported graph: of which kind one is, its arguments and shapes, and how it is refused."""
+"""Modules as exported graphs, and the ATen calls in them: kinds, arguments, shapes and refusals."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
+from torch import nn
 
 from quarl.arrays import Array
-from quarl.errors import QuarlError, UnsupportedError
+from quarl.errors import QuarlError, UnsupportedError, first_line
 from quarl.policy.operators import LEAKY_SLOPE, Shape
 
 PASSING = frozenset(["alias", "clone", "contiguous", "detach", "dropout", "feature_dropout", "identity"])
@@ -40,6 +43,39 @@ WAYS: Mapping[tuple[str, ...], str] = {
 }
 """What to do instead, by words in the name of an ATen operator."""
 OTHERWISE = "use nn.Linear, nn.Conv2d, nn.LayerNorm, nn.Flatten, pooling, and activations such as ReLU, Tanh or SiLU"
+
+
+def exported(module: nn.Module, examples: tuple[torch.Tensor, ...]) -> torch.export.ExportedProgram:
+    """Return the module's graph in evaluation mode."""
+    # Gradients are off, so that contexts that turn them off leave no trace.
+    with evaluating(module), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.export warns about itself
+        try:
+            return torch.export.export(module, examples, strict=False)
+        except Exception as error:  # its errors have no common base; all of them mean the same here
+            reason = first_line(error)[:200]
+    fix = (
+        "; export it with dynamic_shapes that leave its batch open" if isinstance(module, torch.fx.GraphModule) else ""
+    )
+    raise UnsupportedError(f"torch.export cannot follow {type(module).__name__}: {reason}{fix}")
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Switch to evaluation mode inside (dropout off), and restore every submodule's own mode after.
+
+    The module of an ExportedProgram keeps the mode that it was exported in, which its calls name.
+    """
+    modes = [(child, child.training) for child in module.modules()]
+    with suppress(NotImplementedError):
+        module.eval()
+    for child, _ in modes:
+        child.training = False
+    try:
+        yield
+    finally:
+        for child, mode in modes:
+            child.training = mode
 
 
 def inlined(module: torch.fx.GraphModule) -> torch.fx.Graph:

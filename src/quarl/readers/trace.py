@@ -4,9 +4,7 @@ one: what constants do to a layer's output goes into the layer."""
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +13,7 @@ import torch
 from torch import nn
 
 from quarl.arrays import Array
-from quarl.errors import UnsupportedError, first_line, note_once
+from quarl.errors import UnsupportedError, note_once
 from quarl.policy.operators import (
     Activation,
     Add,
@@ -67,43 +65,11 @@ def trace(
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     names, shapes = zip(*values, strict=True)
     examples = tuple(torch.zeros(BATCH, *shape, dtype=getattr(torch, dtype), device=device) for shape in shapes)
-    exported = _export(module, examples)
+    exported = aten.exported(module, examples)
     named = module if named_by is None else named_by
     # A shared module has several names and torch.export picks one; its first name is the one for every reader.
     first = {id(tensor): bare(name) for name, tensor in [*named.named_parameters(), *named.named_buffers()]}
     return _Translation(exported, first, dict(zip(names, shapes, strict=True)), scores=scores).ops(output)
-
-
-def _export(module: nn.Module, examples: tuple[torch.Tensor, ...]) -> torch.export.ExportedProgram:
-    # Gradients are off, so that contexts that turn them off leave no trace.
-    with evaluating(module), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.export warns about itself
-        try:
-            return torch.export.export(module, examples, strict=False)
-        except Exception as error:  # its errors have no common base; all of them mean the same here
-            reason = first_line(error)[:200]
-    fix = (
-        "; export it with dynamic_shapes that leave its batch open" if isinstance(module, torch.fx.GraphModule) else ""
-    )
-    raise UnsupportedError(f"torch.export cannot follow {type(module).__name__}: {reason}{fix}")
-
-
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Switch to evaluation mode inside (dropout off), and restore every submodule's own mode after.
-
-    The module of an ExportedProgram keeps the mode that it was exported in, which its calls name.
-    """
-    modes = [(child, child.training) for child in module.modules()]
-    with suppress(NotImplementedError):
-        module.eval()
-    for child, _ in modes:
-        child.training = False
-    try:
-        yield
-    finally:
-        for child, mode in modes:
-            child.training = mode
 
 
 class _Translation:
