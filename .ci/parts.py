@@ -21,36 +21,34 @@ USERS = {"algorithms": "actorq runs", "actorq": "cluster", "envs": "runs", "qat"
 """Package -> further folders below tests/ whose slow tests use it."""
 
 
-def git(*words: str) -> str:
-    """Return what git prints, or raise CalledProcessError."""
-    return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+def git(*words: str) -> list[str]:
+    """Return the lines that git prints, or raise CalledProcessError."""
+    return subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
 def touched(name: str) -> list[str]:
     """Return the test paths that belong to a changed file."""
     if re.match(r"tests/.*test_\w+\.py$", name):
         return [name]
-    parts = Path(name).parts
     if name.startswith(("docs/", "examples/", "README")):
         return ["tests/docs", "tests/test_documents.py", "tests/test_repository.py"]
+    parts = Path(name).parts
     if name.startswith("tests/"):
         return [f"tests/{parts[1]}"] if len(parts) > 2 else ["tests"]
     if not name.startswith("src/quarl/"):
         return ["tests/test_repository.py"]
     package = Path(parts[3]).stem if parts[2] in ("commands", "config") else parts[2]
-    folders = [package, *USERS.get(package, "").split()]
-    return [*(f"tests/{folder}" for folder in folders), "tests/test_*.py"]
+    return [*(f"tests/{folder}" for folder in [package, *USERS.get(package, "").split()]), "tests/test_*.py"]
 
 
 def parts() -> str:
     """Return the paths, separated by spaces."""
     try:
         green = (ROOT / ".ci" / "green").read_text().strip()
-        changed = git("diff", "--name-only", green, "HEAD").splitlines()
-        commits = int(git("rev-list", "--count", f"{green}..HEAD"))
+        changed, commits = git("diff", "--name-only", green, "HEAD"), git("rev-list", f"{green}..HEAD")
     except (OSError, subprocess.CalledProcessError):
         return EVERYTHING
-    if commits >= MANY or any(re.match(CORE, name) for name in changed):
+    if len(commits) >= MANY or any(re.match(CORE, name) for name in changed):
         return EVERYTHING
     paths = sorted({path for name in changed for path in touched(name)})
     return " ".join(path for path in paths if any(ROOT.glob(path)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Generator
@@ -16,12 +17,15 @@ from gymnasium.envs.registration import registry
 
 import require
 import tiers
+from quarl import machine
 
 GUARD = pytest.StashKey[tiers.Guard]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[GUARD] = tiers.Guard()
+    machine.commit = functools.cache(machine.commit)  # asks git, a process: once, before the first test
+    machine.commit()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -68,7 +68,6 @@ def chosen():
     return bits.choose(cart_pole(), config())
 
 
-@pytest.mark.slow
 def test_a_layer_that_actions_depend_on_keeps_its_bits_and_one_that_is_held_exactly_has_two(chosen):
     cells, tried, said = chosen
     assert [cell.row.precision for cell in cells] == ["fp32", "int8", "mixed"]
@@ -85,7 +84,6 @@ def test_a_layer_that_actions_depend_on_keeps_its_bits_and_one_that_is_held_exac
     assert said[1].startswith("first has 5 bits; its action error by bits: ")
 
 
-@pytest.mark.slow
 def test_what_fresh_episodes_reject_gives_way_to_wider_bits_and_other_episodes_and_at_last_to_int8(monkeypatch):
     seeds, measure = [], precisions.measure
 
@@ -111,7 +109,6 @@ def test_what_fresh_episodes_reject_gives_way_to_wider_bits_and_other_episodes_a
     assert f"in attempt {len(fresh)}, 20 fresh episodes exclude a loss of 2 %. {passes}" in said[0]
 
 
-@pytest.mark.slow
 def test_latency_is_made_small_with_the_widths_that_have_kernels_and_by_what_was_measured(monkeypatch):
     def timed(loaded, _observations):  # 8 in both layers, 4 in one, which is slower and no choice, and 4 in both
         return [latency.Timing(us_p50=us, us_p99=us) for us in (9.0, 12.0, 7.0)[: len(loaded)]]
@@ -137,7 +134,7 @@ def test_a_loss_that_the_episodes_cannot_show_is_refused_with_how_many_could(tmp
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--auto", "--max-loss", "much"], "--max-loss is a percentage between 0 and 100"),
+        (["--auto", "--max-loss", "much"], "--max-loss is 'much'; use a percentage between 0 and 100, as in 2%"),
         (["--auto", "--max-loss", "0"], "--max-loss is a percentage between 0 and 100, got 0"),
         (["--auto", "--bits", "4"], "--bits does not go with --auto"),
         (["--auto", "--margin", "3"], "--margin does not go with --auto"),
@@ -153,7 +150,6 @@ def test_options_that_contradict_each_other_are_refused_in_one_line(tmp_path, ca
     assert said in line
 
 
-@pytest.mark.slow
 def test_the_verb_leaves_a_policy_with_the_bits_that_its_row_says(tmp_path, chosen):
     artifact.write(cart_pole(), tmp_path / "p.safetensors")
     options = ["--auto", "--max-loss", "2%", "--episodes", "20", "-o", "out", "--json", "rows.json"]
@@ -177,7 +173,6 @@ def test_the_verb_leaves_a_policy_with_the_bits_that_its_row_says(tmp_path, chos
     assert parse(repeat.split()[2:]).loss_pct == 2.0
 
 
-@pytest.mark.slow
 def test_python_has_the_same_choice(chosen):
     table = quarl.ptq(quarl.Agent(cart_pole()), auto=True, max_loss=2, episodes=20)
     assert [row.precision for row in table] == ["fp32", "int8", "mixed"]
