@@ -39,6 +39,7 @@ MODULES = {
     "gymnasium": "gymnasium",
     "gymnasium_robotics": "quarl[robotics]",
     "huggingface_hub": "quarl[hub]",
+    "imageio": "quarl[video]",
     "mujoco": "quarl[mujoco]",
     "onnxruntime": "quarl[onnx]",
     "openvino": "openvino",

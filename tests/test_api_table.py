@@ -81,7 +81,7 @@ def test_pandas_is_only_needed_where_it_is_asked_for(table, monkeypatch):
     [
         ({"episods": 5}, "ptq has no keyword 'episods'; did you mean 'episodes'?"),
         ({"bits": [8]}, "ptq has no keyword 'bits'; did you mean 'precisions'?"),
-        ({"env": "CartPole-v1"}, "did you mean 'env_id'?"),
+        ({"env": "CartPole-v1"}, "env is a str, not a gymnasium.Env; an id is given as env_id"),
         ({"episodes": 0}, "episodes must be at least 1, got 0"),
         ({"episodes": "5"}, "episodes is '5'; use a whole number"),
         ({"num_workers": 0}, "num_workers must be at least 1, got 0"),

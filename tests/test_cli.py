@@ -177,7 +177,7 @@ def test_every_verb_explains_every_option(verb, capsys):
         ("actorq --actors 2.5", "Error parsing --actors: '2.5' is no whole number"),
         ("train -n many", "Error parsing -n/--n-timesteps: 'many' is no whole number"),
         ("train -n inf", "'inf' is no whole number"),
-        ("train --energy-watts x", "Error parsing --energy-watts: 'x' is no number"),
+        ("train --energy-watts x", "Error parsing --energy-watts: 'x' is not a number"),
         ("ptq a.zip --mode foo", r"'foo' for argument '--mode'\. Expected one of \('dynamic', 'static'\); see"),
         ("train --env", "Missing value for argument '--env'"),
         ("train --learning-rate 1e-3", "train has no option --learning-rate; use --params learning_rate:1e-3; see"),

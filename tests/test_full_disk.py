@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 from dataclasses import replace
 
 import pytest
 
 import networks
+import require
 from quarl.calibration import quantize
 from quarl.cli import main
 from quarl.commands import demo
@@ -19,7 +21,6 @@ from quarl.policy.graph import Provenance
 from quarl.quant.spec import QuantSpec
 
 pytestmark = pytest.mark.slow
-resource = pytest.importorskip("resource", reason="limits of file sizes are Unix's")
 OLD = b'{"an earlier": "good file"}'
 STUDY = b"""name: small
 episodes: 2
@@ -81,8 +82,8 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("words", "size", "old"), VERBS, ids=lambda value: str(value).split(" ")[0])
 def test_a_full_disk_is_one_line_and_exit_code_2(here, capsys, words, size, old):
     if words.startswith("play"):
-        pytest.importorskip("imageio")
-        pytest.importorskip("pygame")
+        require.package("imageio")
+        require.package("pygame")
     if words.startswith("push"):
         x = networks.observations(policy := artifact.read(here / "agent.safetensors"), 20)
         policy = quantize(policy, QuantSpec.parse("int8", mode="static"), x)

@@ -256,7 +256,7 @@ def test_few_or_constant_rows_do_not_calibrate_in_silence(agent, tmp_path, capsy
         assert (
             "2 of 4 numbers of an observation (from 0: 1, 3) do not vary in the 40 recorded" in capsys.readouterr().err
         )
-    words = "export mine.quarl --observations constant.npy --env Seven-v0 --episodes 12 -o out"
+    words = "export mine.quarl --observations constant.npy --env Seven-v0 --episodes 12 -o files"
     assert main(words.split()) == 0
     said = capsys.readouterr()
     assert "(from 0: 1, 3) do not vary" in said.err

@@ -104,7 +104,7 @@ def test_every_name_in_the_table_exists_where_the_table_says() -> None:
 
 @pytest.mark.parametrize("dotted", ["utils.wrappers.DoneOnSuccessWrapper", "rl_zoo3.wrappers.DoneOnSuccessWrapper"])
 def test_done_on_success_ends_an_episode_and_moves_its_rewards(dotted: str) -> None:
-    pytest.importorskip("rl_zoo3")
+    require.package("rl_zoo3")
 
     class Reach(gymnasium.Wrapper[Any, Any, Any, Any]):
         taken = 0

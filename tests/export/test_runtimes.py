@@ -201,7 +201,7 @@ def unsound(kind):
     ],
 )
 def test_models_that_are_no_policy_are_refused_before_a_runtime_sees_them(tmp_path, kind, why):
-    pytest.importorskip("onnx", reason="pip install 'quarl[onnx]'")
+    require.package("onnxruntime")  # it comes with onnx
     (tmp_path / "secret").write_bytes(bytes(8))
     path = tmp_path / "policy.onnx"
     path.write_bytes(unsound(kind))

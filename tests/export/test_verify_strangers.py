@@ -14,6 +14,7 @@ from test_export import agent
 from test_verify import folder, rows, sealed_anew  # noqa: F401  # a fixture
 
 import networks
+import require
 from quarl import engines
 from quarl.calibration import quantize
 from quarl.cli import main
@@ -60,8 +61,7 @@ def contents(path, change):
 @pytest.mark.slow
 @pytest.mark.parametrize("head", HEADS)
 def test_a_policy_act_that_always_answers_0_is_told(tmp_path, head, monkeypatch):
-    if shutil.which("gcc") is None:
-        pytest.skip("apt install gcc libc6-dev")
+    require.program("gcc")
     policy, x = headed(head)
     out = tmp_path / "out"
     export(policy, "c", out, observations=x)

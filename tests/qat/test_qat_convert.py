@@ -23,7 +23,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.artifact import read, write
 from quarl.policy.operators import QuantizedTensor
 from quarl.qat.layers import QatConv2d
-from quarl.readers import load
+from quarl.readers import sb3
 
 
 def observations(model: Any, num: int = 400) -> np.ndarray:
@@ -236,7 +236,7 @@ def test_a_converted_policy_is_saved_and_read_like_any_other(tmp_path: Any):
 def test_the_float_policy_in_a_zip_is_read_without_running_anything(algo: str, tmp_path: Any):
     model = trained(algo, qat.QatSpec.parse("w4a8"))
     model.save(tmp_path / "model.zip")
-    policy = load.read(tmp_path / "model.zip")
+    policy = sb3.read_zip(tmp_path / "model.zip", trained=False)
     assert policy.provenance.algo == algo
     weights = {op.name: op.weight for op in policy.linear}
     for name, weight in weights.items():

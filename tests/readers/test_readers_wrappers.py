@@ -139,7 +139,7 @@ def test_files_name_the_wrappers_that_they_do_without(tmp_path: Path, capsys: An
     agent.save(tmp_path / "agent.onnx")
     line = "it acts inside wrappers that are not part of the file: RescaleAction"
     assert f"agent.onnx: {line}" in capsys.readouterr().err
-    agent.export("c", tmp_path / "c", observations=np.zeros((9, 3), np.float32))
+    agent.export("c", tmp_path / "c", observations=np.zeros((10, 3), np.float32))
     assert line in (tmp_path / "c/README.md").read_text()
 
 

@@ -123,7 +123,7 @@ def test_the_best_agent_s_integers_are_kept_too(tmp_path):
     train(tmp_path, "dqn", "CartPole-v1", 512, *more, evaluations=True)
     run = tmp_path / "logs/dqn/CartPole-v1_1"
     assert isinstance(load.read(run / "best_model.quarl"), QuantizedPolicy)
-    assert not isinstance(load.read(run / "best_model.zip"), QuantizedPolicy)
+    assert isinstance(load.read(run / "best_model.zip"), QuantizedPolicy)
 
 
 @pytest.mark.slow

@@ -236,9 +236,9 @@ def test_a_slow_environment_has_a_checkpoint_every_few_minutes(algo, more, saved
         now[0] += 60.0
         return step(self, action)
 
-    def counted(self, clock_s):
+    def counted(self, *clock, **options):
         found.append(self.model.num_timesteps)
-        save(self, clock_s)
+        save(self, *clock, **options)
 
     monkeypatch.setattr(CartPoleEnv, "step", slow)
     monkeypatch.setattr(AgentCheckpointer, "save", counted)

@@ -267,7 +267,7 @@ def test_quantisation_aware_training_leaves_integers_and_their_return(algo, env,
     policy = load.read(tmp_path / f"logs/{algo}/{env}_1/{env}.quarl")
     assert isinstance(policy, QuantizedPolicy)
     assert (policy.spec.weight_bits, policy.spec.mode, policy.provenance.env_id) == (4, "static", env)
-    assert not isinstance(load.read(tmp_path / f"logs/{algo}/{env}_1/{env}.zip"), QuantizedPolicy)
+    assert isinstance(load.read(tmp_path / f"logs/{algo}/{env}_1/{env}.zip"), QuantizedPolicy)
 
 
 def test_tensorboard_events_are_written_where_they_are_asked_for(tmp_path):

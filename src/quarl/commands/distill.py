@@ -15,6 +15,7 @@ from quarl.commands.model import CHECKPOINT
 from quarl.config import DistillConfig, PrecisionsConfig, PtqConfig
 from quarl.distillation.rounds import Snapshot, best, distill, facts
 from quarl.distillation.validation import Validation
+from quarl.envs import make_for
 from quarl.errors import NothingSavedError, QuarlError
 from quarl.evaluation import Evaluation
 from quarl.experiments.bits import TRIED, AssignmentRow, choose
@@ -101,6 +102,8 @@ def run(config: DistillConfig) -> None:
     if is_quantized(policy):
         raise QuarlError(f"{config.model[0]} is quantised already ({policy.spec.precision}); give the float policy")
     given = None if config.observations is None else model.observations(config.observations, policy)
+    if given is None:
+        make_for(policy).close()  # refused before the folder is made
     validation = Validation(policy, replace(config, margin=config.loss_pct) if config.auto else config, given)
     looks: dict[QuantSpec, list[Snapshot]] = {}
     tried: list[AssignmentRow] = []

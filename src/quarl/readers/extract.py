@@ -301,7 +301,9 @@ def _passes(env: Any) -> bool:
     """Return whether a wrapper leaves observations and actions alone, or its work is the policy's; or is not one."""
     from stable_baselines3.common.vec_env import VecEnvWrapper
 
-    known = type(env).__module__.startswith(("gymnasium.", "stable_baselines3.")) and type(env).__name__ in PASSING
+    kind = type(env)
+    theirs = kind.__module__.startswith(("gymnasium.", "stable_baselines3.", "rl_zoo3.gym_patches"))
+    known = theirs and kind.__name__.removeprefix("Patched") in PASSING  # RL Zoo replaces gymnasium's TimeLimit
     return known or isinstance(env, RewardWrapper) or not isinstance(env, VecEnvWrapper | Wrapper)
 
 

@@ -88,8 +88,8 @@ def of_observation(
     if type(frames) is not int or mean.ndim != 1 or shape != (frames * mean.size,):
         raise QuarlError(
             f"the statistics of {environment.statistics or 'VecNormalize'} have shape {mean.shape}, but the policy "
-            f"observes {shape}: they are another's, or no config.yml says how many frames are stacked: say "
-            "--frame-stack N (frame_stack=N in Python)"
+            f"observes {shape}: they are another's, or frames are "
+            "stacked: say --frame-stack N (frame_stack=N in Python)"
         )
     stack = (VEC_FRAME_STACK, {**options, "before": mean.tolist()})
     tiled = replace(normalize, mean=np.tile(mean, frames), variance=np.tile(normalize.variance, frames))
