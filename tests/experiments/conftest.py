@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from stable_baselines3 import A2C, DQN
 
+import require
+
 
 @pytest.fixture(scope="session")
 def small_agents(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -37,3 +39,20 @@ def study_file(tmp_path: Path, small_agents: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, bytes], None]:
+    """Makes a commit the newest one of the agent org/dqn-CartPole-v1 in the cache of a hub that is out of reach."""
+    require.module("huggingface_hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    storage = tmp_path / "cache/models--org--dqn-CartPole-v1"
+
+    def commit(name: str, agent: bytes) -> None:
+        (storage / "snapshots" / name).mkdir(parents=True)
+        (storage / "snapshots" / name / "dqn-CartPole-v1.zip").write_bytes(agent)
+        (storage / "refs").mkdir(exist_ok=True)
+        (storage / "refs/main").write_text(name)
+
+    return commit

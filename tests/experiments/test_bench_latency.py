@@ -54,39 +54,31 @@ def clock(monkeypatch):
     return made
 
 
-def test_timings_are_the_percentiles_of_the_calls(clock):
+@pytest.fixture
+def no_collection():
     gc.disable()
-    try:
-        steady, jumpy = Fake(clock, "a", [2_000]), Fake(clock, "b", [1_000] * 49 + [90_000])
-        timings = latency.time_engines([steady, jumpy], np.zeros((8, 3), np.float32), seconds=0.01)
-    finally:
-        gc.enable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_timings_are_the_percentiles_of_the_calls(clock):
+    steady, jumpy = Fake(clock, "a", [2_000]), Fake(clock, "b", [1_000] * 49 + [90_000])
+    timings = latency.time_engines([steady, jumpy], np.zeros((8, 3), np.float32), seconds=0.01)
     assert timings[0] == latency.Timing(2.0, 2.0, 0.0)
     assert (timings[1].us_p50, timings[1].us_p99) == (1.0, 90.0)
     assert timings[1].us_jitter == pytest.approx(2 * 89 / 50, abs=0.05)  # up by 89 and down again, once in 50 calls
 
 
-def test_every_observation_passes_by_in_whole_batches(clock):
-    gc.disable()
-    try:
-        engine = Fake(clock, "a", [1_000], batch=4)
-        latency.time_engines([engine], np.arange(10, dtype=np.float32).reshape(10, 1), seconds=0.001)
-    finally:
-        gc.enable()
-    assert {tuple(rows[:, 0]) for rows in engine.seen} == {(0, 1, 2, 3), (4, 5, 6, 7)}
+@pytest.mark.usefixtures("no_collection")
+@pytest.mark.parametrize(("count", "batches"), [(10, {(0, 1, 2, 3), (4, 5, 6, 7)}), (3, {(0, 1, 2, 0)})])
+def test_every_observation_passes_by_in_whole_batches_and_few_are_repeated(clock, count, batches):
+    engine = Fake(clock, "a", [1_000], batch=4)
+    latency.time_engines([engine], np.arange(count, dtype=np.float32).reshape(count, 1), seconds=0.001)
+    assert {tuple(rows[:, 0]) for rows in engine.seen} == batches
 
 
-def test_fewer_observations_than_a_batch_are_repeated(clock):
-    gc.disable()
-    try:
-        engine = Fake(clock, "a", [1_000], batch=4)
-        latency.time_engines([engine], np.arange(3, dtype=np.float32).reshape(3, 1), seconds=0.001)
-    finally:
-        gc.enable()
-    assert {tuple(rows[:, 0]) for rows in engine.seen} == {(0, 1, 2, 0)}
-
-
-def test_engines_take_turns_and_garbage_collection_comes_back(monkeypatch):
+def test_engines_take_turns_and_garbage_collection_comes_back(clock):
     order, collecting = [], []
 
     class Named(Fake):
@@ -96,9 +88,7 @@ def test_engines_take_turns_and_garbage_collection_comes_back(monkeypatch):
             self.clock.now += 1_000
             return observations
 
-    made = Clock()
-    monkeypatch.setattr(latency.time, "perf_counter_ns", made.read)
-    pair = [Named(made, name, [1]) for name in "ab"]
+    pair = [Named(clock, name, [1]) for name in "ab"]
     latency.time_engines(pair, np.zeros((8, 3), np.float32), seconds=0.0001)
     blocks = [name for name, _ in itertools.groupby(order)]
     assert len(blocks) > latency.ROUNDS

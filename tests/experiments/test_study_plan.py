@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import require
 from quarl.errors import QuarlError
 from quarl.experiments import file
 from quarl.experiments.cells import Cell
@@ -245,20 +244,13 @@ def test_an_agent_is_its_own_statistics_too(tmp_path: Path, beside: str):
 
 
 def test_an_agent_of_the_hub_is_the_files_of_one_commit(
-    study_file: Write, small_agents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study_file: Write, small_agents: Path, committed: Callable[[str, bytes], None]
 ):
-    require.module("huggingface_hub")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     agent = (small_agents / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip").read_bytes()
-    repository = tmp_path / "cache/models--org--dqn-CartPole-v1"
     path = study_file(DQN.replace("zoo:zoo", "hub:org/dqn-CartPole-v1"), FP32)
     found = []
     for commit, data in (("a" * 40, agent), ("b" * 40, agent + b"trained on")):
-        (repository / "snapshots" / commit).mkdir(parents=True)
-        (repository / "snapshots" / commit / "dqn-CartPole-v1.zip").write_bytes(data)
-        (repository / "refs").mkdir(exist_ok=True)
-        (repository / "refs/main").write_text(commit)
+        committed(commit, data)
         hub.fetch.cache_clear()  # what a new run does
         found += cells(path)
     hub.fetch.cache_clear()
@@ -269,10 +261,8 @@ def test_an_agent_of_the_hub_is_the_files_of_one_commit(
         assert (cell.agent.path.read_bytes(), cell.source) == (data, "hub:org/dqn-CartPole-v1")
 
 
-def test_a_hub_out_of_reach_never_makes_another_agent_of_it(study_file: Write, monkeypatch, tmp_path: Path):
-    require.module("huggingface_hub")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+@pytest.mark.usefixtures("committed")
+def test_a_hub_out_of_reach_never_makes_another_agent_of_it(study_file: Write):
     with pytest.raises(QuarlError, match=r"line 6: cannot fetch org/absent from the hub"):
         cells(study_file(DQN.replace("'zoo:zoo'", "['hub:org/absent', train]"), FP32))
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 import contracts
-import require
 from quarl.calibration import quantize
 from quarl.cli import main
 from quarl.errors import QuarlError
@@ -180,18 +179,9 @@ def test_a_training_beyond_its_bound_fails_with_all_that_need_it_and_succeeds_wi
 
 @pytest.mark.slow
 def test_an_agent_of_the_hub_is_played_and_trained_as_one_of_a_folder(
-    study_file: Write, small_agents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study_file: Write, small_agents: Path, committed: Callable[[str, bytes], None]
 ):
-    require.module("huggingface_hub")
-    commit = "0" * 40
-    storage = tmp_path / "cache/models--org--dqn-CartPole-v1"
-    (storage / "refs").mkdir(parents=True)
-    (storage / "refs/main").write_text(commit)
-    (storage / "snapshots" / commit).mkdir(parents=True)
-    agent = small_agents / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip"
-    (storage / "snapshots" / commit / "dqn-CartPole-v1.zip").write_bytes(agent.read_bytes())
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    committed("0" * 40, (small_agents / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip").read_bytes())
     policy = "{algo: dqn, env: CartPole-v1, source: 'hub:org/dqn-CartPole-v1', n_timesteps: 4000}"
     methods = f"{FP32}\n{{method: qat, precision: w4a8, fine_tune: 0.5}}"
     rows = run(study_file(policy, methods))
@@ -231,53 +221,52 @@ def played(episodes: int, agent: Agent | None = None) -> Cell:
     return Cell(**about, seed=0, episodes=episodes, agent=agent, work=work)
 
 
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[LocalPool]:
+    pool = LocalPool(tmp_path / "log", Bounds(minutes=1, memory_gb=4), 2, partial(preload, ["CartPole-v1"], []))
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def at_home(made: LocalPool, small_agents: Path, tmp_path: Path) -> LocalPool:
+    """With a worker that is ready."""
+    made.prepare("home", cartpole(small_agents, tmp_path))
+    assert until(made).result.error == ""
+    return made
+
+
 @pytest.mark.slow
-def test_an_agent_that_was_retrained_since_the_plan_is_refused(small_agents: Path, tmp_path: Path):
+def test_an_agent_that_was_retrained_since_the_plan_is_refused(made: LocalPool, small_agents: Path, tmp_path: Path):
     sha256 = digest(small_agents / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip")
-    made = LocalPool(tmp_path / "log", Bounds(minutes=1, memory_gb=4), 2, partial(preload, ["CartPole-v1"], []))
-    try:
-        made.prepare("same", cartpole(small_agents, tmp_path, sha256=sha256))
-        assert (prepared := until(made)).key == "same"
-        assert prepared.result.error == ""
-        made.prepare("other", cartpole(small_agents, tmp_path, sha256="0" * 64))
-        assert "is another file than when the study was planned" in until(made).result.error
-    finally:
-        made.close()
+    made.prepare("same", cartpole(small_agents, tmp_path, sha256=sha256))
+    assert (prepared := until(made)).key == "same"
+    assert prepared.result.error == ""
+    made.prepare("other", cartpole(small_agents, tmp_path, sha256="0" * 64))
+    assert "is another file than when the study was planned" in until(made).result.error
 
 
 @pytest.mark.slow
-def test_a_cell_whose_worker_hangs_ends_at_its_limit(small_agents: Path, tmp_path: Path):
-    made = LocalPool(tmp_path / "log", Bounds(minutes=1, memory_gb=4), 2, partial(preload, ["CartPole-v1"], []))
-    try:
-        made.prepare("home", cartpole(small_agents, tmp_path))
-        assert until(made).result.error == ""
-        os.kill(made._workers["home"].group, signal.SIGSTOP)
-        made.bounds = Bounds(minutes=0.01, memory_gb=4)
-        made.submit("home", "one", played(2))
-        assert until(made).result.error == "took longer than the limit of 0.01 minutes"
-        assert made.ready("home") is None
-    finally:
-        made.close()
+def test_a_cell_whose_worker_hangs_ends_at_its_limit(at_home: LocalPool):
+    os.kill(at_home._workers["home"].group, signal.SIGSTOP)
+    at_home.bounds = Bounds(minutes=0.01, memory_gb=4)
+    at_home.submit("home", "one", played(2))
+    assert until(at_home).result.error == "took longer than the limit of 0.01 minutes"
+    assert at_home.ready("home") is None
 
 
 @pytest.mark.slow
-def test_a_cell_whose_process_dies_costs_only_itself(small_agents: Path, tmp_path: Path):
-    made = LocalPool(tmp_path / "log", Bounds(minutes=1, memory_gb=4), 2, partial(preload, ["CartPole-v1"], []))
-    try:
-        made.prepare("home", cartpole(small_agents, tmp_path))
-        assert until(made).result.error == ""
-        made.submit("home", "long", played(10**6))
-        made.submit("home", "short", played(2))
-        assert made.occupied == 2
-        short = until(made)
-        assert (short.key, len(short.result.value["returns"])) == ("short", 2)
-        os.killpg(made._tasks["long"].group, signal.SIGSEGV)
-        long = until(made)
-        assert (long.key, long.result.value, long.result.error) == ("long", None, "its process was ended by SIGSEGV")
-        made.submit("home", "next", played(2))
-        assert until(made).result.value["returns"] == short.result.value["returns"]
-    finally:
-        made.close()
+def test_a_cell_whose_process_dies_costs_only_itself(at_home: LocalPool):
+    at_home.submit("home", "long", played(10**6))
+    at_home.submit("home", "short", played(2))
+    assert at_home.occupied == 2
+    short = until(at_home)
+    assert (short.key, len(short.result.value["returns"])) == ("short", 2)
+    os.killpg(at_home._tasks["long"].group, signal.SIGSEGV)
+    long = until(at_home)
+    assert (long.key, long.result.value, long.result.error) == ("long", None, "its process was ended by SIGSEGV")
+    at_home.submit("home", "next", played(2))
+    assert until(at_home).result.value["returns"] == short.result.value["returns"]
 
 
 def until(made: LocalPool) -> Any:
