@@ -21,33 +21,13 @@ import require
 from quarl.cli import main
 from quarl.cluster.connection import connect, token_file
 from quarl.errors import QuarlError
+from stress.chaos.run import below, living
 from waiting import until
 
 require.package("ray")
 
 
-def parents() -> dict[int, int]:
-    """The parent of each process that is there and no zombie."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, parent = path.read_text().rpartition(")")[2].split()[:2]
-        except OSError:  # it has ended
-            continue
-        if state != "Z":
-            found[int(path.parent.name)] = int(parent)
-    return found
-
-
-def tree(root: int) -> set[int]:
-    """A process's descendants."""
-    above, found = parents(), {root}
-    while more := {process for process, parent in above.items() if parent in found} - found:
-        found |= more
-    return found - {root}
-
-
-def listening(processes: set[int]) -> list[str]:
+def listening(processes: list[int]) -> list[str]:
     """Addresses at which these processes listen, as /proc/net has them: in hexadecimal digits, lowest byte first."""
     owned = set()
     for process in processes:
@@ -166,7 +146,7 @@ def test_a_driver_sees_the_raylets_as_machines_that_are_alike(local: Owner):
 
 @pytest.mark.slow
 def test_only_loopback_listens(local: Owner):
-    addresses = listening(tree(local.process))
+    addresses = listening(below(local.process))
     assert len(addresses) > 4
     assert {*addresses} <= {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
 
@@ -223,18 +203,18 @@ def test_machines_begin_a_cluster_or_join_one_and_leave_it_at_a_signal(local: Ow
         assert begun == f"a cluster is at 127.0.0.1:{port}; Ctrl-C ends it\n"
         assert joined == f"127.0.0.1 is in the cluster at {local.address}; Ctrl-C takes it out\n"
         assert [each["cpus"] for each in driver("auto", token)["machines"]] == [7]
-        processes = tree(first) | tree(second)
+        processes = {*below(first), *below(second)}
         os.kill(first, signal.SIGTERM)
         os.kill(second, signal.SIGINT)
-    until(lambda: not processes & parents().keys())
+    until(lambda: not processes & living().keys())
     until(lambda: [path.name for path in tmp_path.iterdir()] == ["token"])
 
 
 @pytest.mark.slow
 def test_nothing_is_left_of_a_cluster_whose_owner_is_killed(local: Owner, home: Path):
-    processes = tree(local.process)
+    processes = {*below(local.process)}
     assert len(processes) > 6
     os.kill(local.process, signal.SIGKILL)
-    until(lambda: not processes & parents().keys())
+    until(lambda: not processes & living().keys())
     until(lambda: not local.token.parent.exists())
     assert list(home.iterdir()) == []

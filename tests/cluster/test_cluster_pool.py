@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import socket
 import sqlite3
@@ -22,6 +21,7 @@ import quarl
 import require
 from quarl.cli import main
 from quarl.cluster.connection import Local
+from stress.chaos.run import below, living, process
 from waiting import until
 
 require.module("ray")
@@ -109,37 +109,18 @@ def cells(folder: Path, state: str) -> dict[str, float]:
     return {}
 
 
-def stat(process: int) -> tuple[str, str, int]:
-    """Its name, its state and its parent; Z is the state of one that is no more."""
-    try:
-        _, name, rest = re.split(r"[()]", Path(f"/proc/{process}/stat").read_text(), maxsplit=2)
-    except OSError:
-        return "", "Z", 0
-    return name, rest.split()[0], int(rest.split()[1])
-
-
-def below(root: int, name: str = "") -> list[int]:
-    """Processes that descend from this one, whose names begin so, in order of their numbers."""
-    everyone = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/stat")]
-    found, more = set[int](), {root}
-    while more:
-        found |= more
-        more = {process for process in everyone if stat(process)[1] != "Z" and stat(process)[2] in more} - found
-    return sorted(process for process in found - {root} if stat(process)[0].startswith(name))
-
-
 def played(machine: int) -> list[int]:
     """Processes of cells that are forked from a worker: the third below a fork server's parent."""
     forked = below(machine, SERVER)
-    return [process for process in forked if stat(stat(process)[2])[2] in forked]
+    return [pid for pid in forked if process(process(pid).parent).parent in forked]
 
 
-def holds(process: int) -> bool:
+def holds(pid: int) -> bool:
     """Whether it was there to be stopped, so that its cell does not end."""
     with contextlib.suppress(ProcessLookupError):
-        os.kill(process, signal.SIGSTOP)
-    until(lambda: stat(process)[1] in "TZ")
-    return stat(process)[1] == "T"
+        os.kill(pid, signal.SIGSTOP)
+    until(lambda: process(pid).state in "TZ")
+    return process(pid).state == "T"
 
 
 def has_a_cell(run: subprocess.Popen[str], machine: int) -> bool:
@@ -182,7 +163,7 @@ def test_a_signal_leaves_nothing_on_any_machine_and_the_cells_that_are_done(
         run.send_signal(number)
         said = run.stderr.read()
     assert run.returncode == 128 + number, said
-    until(lambda: all(stat(process)[1] == "Z" for process in processes))
+    until(lambda: not processes & living().keys())
     assert not below(machine.raylet, SERVER)
     assert cells(folder, "done")
     assert not list(folder.glob(".cluster*"))

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from quarl.actorq.memory import PREFIX
 from stress.chaos.env import COUNTS
@@ -124,11 +124,13 @@ class Run:
 
     def pid(self, name: str) -> int | None:
         """Of the child of that name, as `ps` shows it, while it lives."""
-        return next((pid for pid, found, _ in _processes(self.process.pid) if found == f"quarl-{name}"), None)
+        wanted = (f"quarl-{name}", self.process.pid)
+        return next((pid for pid, found in living().items() if (found.name, found.parent) == wanted), None)
 
     def children(self) -> dict[str, int]:
         """Process ids of the run's own children by their names."""
-        found = {name.removeprefix("quarl-"): pid for pid, name, _ in _processes(self.process.pid)}
+        mine = {pid: found.name for pid, found in living().items() if found.parent == self.process.pid}
+        found = {name.removeprefix("quarl-"): pid for pid, name in mine.items()}
         return {name: pid for name, pid in found.items() if name.startswith(("actor", "learner", "publisher"))}
 
     def members(self) -> list[int]:
@@ -181,7 +183,7 @@ def counted(folder: Path, name: str = "actor") -> Iterator[tuple[int, int, float
 
 def session(leader: int) -> list[int]:
     """All living processes of a session."""
-    return [int(path.name) for path in Path("/proc").glob("[0-9]*") if _session(path) == leader]
+    return [pid for pid, found in living().items() if found.session == leader]
 
 
 def names(pids: Iterable[int]) -> dict[int, str]:
@@ -193,24 +195,37 @@ def names(pids: Iterable[int]) -> dict[int, str]:
     return found
 
 
-def _processes(parent: int) -> Iterator[tuple[int, str, str]]:
-    """(process id, name, state) of the children of a process."""
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            name, _, rest = (path / "stat").read_text().partition("(")[2].rpartition(")")
-            state, owner = rest.split()[:2]
-        except OSError:  # it has just ended
-            continue
-        if int(owner) == parent and state != "Z":
-            yield int(path.name), name, state
+class Process(NamedTuple):
+    """What /proc says of a process; Z is the state of one that is no more."""
+
+    name: str
+    state: str
+    parent: int
+    session: int
 
 
-def _session(path: Path) -> int | None:
+def process(pid: int) -> Process:
+    """The process of that number."""
     try:
-        fields = (path / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return int(fields[3]) if fields[0] != "Z" else None
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text(errors="replace").partition("(")[2].rpartition(")")
+    except OSError:  # it has ended
+        return Process("", "Z", 0, 0)
+    state, parent, _, leader = rest.split()[:4]
+    return Process(name, state, int(parent), int(leader))
+
+
+def living() -> dict[int, Process]:
+    """All processes that are there and no zombies."""
+    found = {int(path.name): process(int(path.name)) for path in Path("/proc").glob("[0-9]*")}
+    return {pid: one for pid, one in found.items() if one.state != "Z"}
+
+
+def below(root: int, name: str = "") -> list[int]:
+    """Living processes that descend from this one, whose names begin so, in order of their numbers."""
+    everyone, found = living(), {root}
+    while more := {pid for pid, one in everyone.items() if one.parent in found} - found:
+        found |= more
+    return sorted(pid for pid in found - {root} if everyone[pid].name.startswith(name))
 
 
 def resident_mb(pids: list[int]) -> float:

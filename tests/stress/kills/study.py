@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from results import RESULTS, write
+from stress.chaos.run import session
 
 ROOT = Path(__file__).resolve().parents[3]
 STUDY = """\
@@ -64,13 +65,7 @@ class Run:
 
     def members(self) -> list[int]:
         """Processes of the session that are alive: the runner's and, whatever group they are in, all that it began."""
-        found = []
-        for name in filter(str.isdecimal, os.listdir("/proc")):
-            with contextlib.suppress(OSError):
-                fields = Path(f"/proc/{name}/stat").read_text(errors="replace").rpartition(")")[2].split()
-                if int(fields[3]) == self.process.pid and fields[0] != "Z":
-                    found.append(int(name))
-        return found
+        return session(self.process.pid)
 
     def kill(self, *, alone: bool) -> float:
         """SIGKILL for the runner, or for its group too; seconds until everything that it began had ended."""
