@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -27,23 +26,13 @@ from quarl.config import ActorQConfig
 from quarl.errors import UnsupportedError
 from quarl.experiments.trainings import actorq_config
 from quarl.runs import checkpoint_model
+from sb3_archives import Still
 from stress.chaos import poison
 
 ALGORITHMS = (DQN, DoubleDQN, DDPG, TD3, SAC, D4PG)
 ROWS = 400
 IMAGE = spaces.Box(0, 255, (36, 36, 1), np.uint8)
 VECTOR = spaces.Box(-1, 1, (5,), np.float32)
-
-
-class Still(gymnasium.Env):
-    """An environment that only its spaces matter of."""
-
-    def __init__(self, cls, observation_space=VECTOR):
-        self.observation_space = observation_space
-        self.action_space = spaces.Discrete(3) if issubclass(cls, DQN) else spaces.Box(-1, 1, (2,), np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(self.observation_space.shape, self.observation_space.dtype), {}
 
 
 class Rerun(Graphs):
@@ -73,7 +62,7 @@ def learner(cls, *, observation_space=VECTOR, batch_size=32, **more):
     kwargs = {"net_arch": arch, "optimizer_kwargs": {"fused": True}} | more.pop("policy_kwargs", {})
     model = cls(
         policy,
-        Still(cls, observation_space),
+        Still(observation_space, spaces.Discrete(3) if issubclass(cls, DQN) else spaces.Box(-1, 1, (2,), np.float32)),
         device="cpu",
         seed=0,
         batch_size=batch_size,

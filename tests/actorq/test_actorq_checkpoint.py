@@ -27,38 +27,28 @@ from quarl.runs import checkpoint, checkpoint_file, checkpoint_model
 from quarl.runs.checkpoint import CheckpointError
 from quarl.runs.checkpoint_model import take
 from results import read
+from sb3_archives import Still
 from waiting import PATIENCE_S
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS = ("put", "sync", "rename", "sync_folder")
-
-
-class Still(gymnasium.Env):
-    """Spaces and a name, and nothing that happens."""
-
-    observation_space = gymnasium.spaces.Box(-1, 1, (4,), np.float32)
-
-    def __init__(self, action_space, name=None):
-        self.action_space = action_space
-        self.spec = gymnasium.envs.registration.EnvSpec(name) if name else None
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(4, np.float32), {}
-
-    def step(self, action):
-        return np.zeros(4, np.float32), 0.0, False, False, {}
 
 
 CONTINUOUS = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
 DISCRETE = gymnasium.spaces.Discrete(3)
 
 
+def still(action_space, name=None):
+    """Spaces and a name, and nothing that happens."""
+    env = Still(gymnasium.spaces.Box(-1, 1, (4,), np.float32), action_space)
+    env.spec = gymnasium.envs.registration.EnvSpec(name) if name else None
+    return env
+
+
 def build(cls=DQN, seed=0, hidden=16, env=None, **kwargs):
     """A model whose clocks run; nothing trained."""
     model = cls(
         "MlpPolicy",
-        env or Still(DISCRETE if cls is DQN else CONTINUOUS),
+        env or still(DISCRETE if cls is DQN else CONTINUOUS),
         seed=seed,
         learning_rate=lambda progress: 1e-2 * progress,
         buffer_size=64,
@@ -159,7 +149,7 @@ def test_an_action_space_may_have_any_of_numpys_generators(tmp_path, generator):
 
 def test_statistics_of_vecnormalize_come_back(tmp_path):
     def normalized():
-        return build(env=VecNormalize(DummyVecEnv([lambda: Still(DISCRETE)])))
+        return build(env=VecNormalize(DummyVecEnv([lambda: still(DISCRETE)])))
 
     model = normalized()
     for rms, shape in ((model.env.obs_rms, (5, 4)), (model.env.ret_rms, (5,))):
@@ -378,7 +368,7 @@ def other_optimizer(model):
             r"its observation space is Box\(-1.0, 1.0, \(4,\), float32\) and this run's is",
         ),
         (
-            lambda: build(env=Still(gymnasium.spaces.Discrete(4))),
+            lambda: build(env=still(gymnasium.spaces.Discrete(4))),
             r"its action space is Discrete\(3\) and this run's is",
         ),
         (
@@ -401,9 +391,9 @@ def test_a_run_of_another_kind_is_refused_and_left_as_it_was(tmp_path, make, mes
 
 
 def test_another_environment_with_equal_spaces_is_refused_by_its_name(tmp_path):
-    checkpoint.save(tmp_path, build(env=Still(DISCRETE, "First-v0")), {})
+    checkpoint.save(tmp_path, build(env=still(DISCRETE, "First-v0")), {})
     with pytest.raises(QuarlError, match="its environment is First-v0 and this run's is Second-v0"):
-        checkpoint.restore(checkpoint.load_latest(tmp_path), build(env=Still(DISCRETE, "Second-v0")))
+        checkpoint.restore(checkpoint.load_latest(tmp_path), build(env=still(DISCRETE, "Second-v0")))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 import gymnasium
 import numpy as np
@@ -20,7 +22,7 @@ from stable_baselines3.td3 import td3
 from quarl import qat
 from quarl.actorq import learner
 from quarl.actorq.board import SLOTS
-from quarl.actorq.build import build, limiter_of, samples_per_insert
+from quarl.actorq.build import build, samples_per_insert
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.counters import Actor, Control, Learner
 from quarl.actorq.learner import LearnerLoop, LearnerSpec
@@ -71,29 +73,39 @@ class Rig:
         dtype = segment_dtype(model.observation_space, model.action_space)
         self.channel = LocalChannel.create(chosen.actors, Template(model).num_floats, dtype, 256)
         self.counters = self.channel.counters
-        self.channels = [self.channel.of(i) for i in range(chosen.actors)]
+        self.actor = self.channel.of(0)
         try:
             self.loop = LearnerLoop(LearnerSpec(config=chosen, channel=self.channel))
         except QuarlError:
             self.channel.remove()
             raise
-        self.sent = np.zeros(chosen.actors, np.int64)
-        self.rng = np.random.default_rng(0)
+        self.sent, self.rng = 0, np.random.default_rng(0)
 
-    def send(self, actor: int = 0, **fields: float) -> None:
-        """One made-up step of `actor`."""
+    def begin(self) -> Self:
+        """Itself, when its loop is at work."""
+        self.loop.begin()
+        return self
+
+    def go_on(self, is_enough: Callable[[], object]) -> None:
+        """Steps of an actor, and one of the learner after each."""
+        while not is_enough():
+            self.send()
+            self.loop.step()
+
+    def send(self, **fields: float) -> None:
+        """One made-up step of the actor."""
         row = np.zeros(1, self.channel.dtype)
-        row["sequence"], row["actor"], row["version"] = self.sent[actor], actor, 1
+        row["sequence"], row["version"] = self.sent, 1
         row["observation"], row["next_observation"] = self.rng.standard_normal((2, *row["observation"].shape))
         row["action"] = self.rng.integers(2)
         row["reward"] = 1.0
-        row["truncated"] = self.sent[actor] % 20 == 19
+        row["truncated"] = self.sent % 20 == 19
         for name, value in fields.items():
             row[name] = value
-        assert self.channels[actor].room()
-        self.channels[actor].send(row.item()[:10], row["action"][0], row["observation"][0], row["next_observation"][0])
-        self.sent[actor] += 1
-        self.counters.actors[actor, Actor.STEPS] = self.sent[actor]
+        assert self.actor.room()
+        self.actor.send(row.item()[:10], row["action"][0], row["observation"][0], row["next_observation"][0])
+        self.sent += 1
+        self.counters.actors[0, Actor.STEPS] = self.sent
 
 
 @pytest.fixture
@@ -166,7 +178,7 @@ def test_a_lockstep_run_has_the_clocks_of_plain_learn(rig, monkeypatch, algo, cl
     trace = []
     lockstep.loop.begin()
     while not lockstep.loop.finished():
-        if lockstep.sent[0] < lockstep.counters.learner[Learner.INSERT_LIMIT]:
+        if lockstep.sent < lockstep.counters.learner[Learner.INSERT_LIMIT]:
             trace.append(_clocks(model))  # what the callback of plain `learn` sees: the step is made, not yet booked
             lockstep.send()
         lockstep.loop.step()
@@ -208,9 +220,8 @@ def test_hyperparameters_are_in_the_zoo_s_words(tmp_path):
 
 def test_the_ratio_is_the_algorithms_own_unless_one_is_asked_for(rig):
     assert samples_per_insert(rig().loop.model) == 16 / 4
-    chosen = rig(samples_per_insert=0.5)
-    chosen.loop.begin()
-    while (done := int(chosen.sent.sum())) < 800:
+    chosen = rig(samples_per_insert=0.5).begin()
+    while (done := chosen.sent) < 800:
         assert done < chosen.counters.learner[Learner.INSERT_LIMIT] or chosen.loop.limiter.updates_allowed()
         if done < chosen.counters.learner[Learner.INSERT_LIMIT]:
             chosen.send()
@@ -256,36 +267,22 @@ def test_layers_that_are_given_twice_are_refused(tmp_path, net_arch, more):
         build(config(tmp_path, algo="td3", env="Pendulum-v1", net_arch=net_arch, params=twice))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n_timesteps": 100}, "learning starts after step 100 and the run ends at 100"),
-    ],
-)
-def test_a_run_that_would_never_learn_is_refused(tmp_path, options, message):
-    chosen = config(tmp_path, **options)
-    with pytest.raises(QuarlError, match=message):
-        limiter_of(chosen, build(chosen))
-
-
 def test_an_actor_of_several_environments_has_room_for_a_step_of_them_all(rig):
     """Also for the last one, of which the learner takes what is left."""
-    chosen = rig(envs_per_actor=13, n_timesteps=500)
-    chosen.loop.begin()
+    chosen = rig(envs_per_actor=13, n_timesteps=500).begin()
     for _ in range(500):
-        if chosen.counters.learner[Learner.INSERT_LIMIT] - chosen.sent[0] >= 13:
+        if chosen.counters.learner[Learner.INSERT_LIMIT] - chosen.sent >= 13:
             for _ in range(13):
                 chosen.send()
         chosen.loop.step()
     assert chosen.loop.finished()
-    assert (chosen.sent[0], chosen.loop.model.num_timesteps) == (39 * 13, 500)
+    assert (chosen.sent, chosen.loop.model.num_timesteps) == (39 * 13, 500)
     with pytest.raises(QuarlError, match=r"use at least 67\.0"):
         rig(envs_per_actor=13, error_buffer=60.0)
 
 
 def test_a_learner_that_is_ahead_waits_for_experience_and_trains_no_further(rig):
-    lonely = rig()
-    lonely.loop.begin()
+    lonely = rig().begin()
     for _ in range(20):
         lonely.loop.step()
     assert lonely.loop.model._n_updates == 0
@@ -293,12 +290,9 @@ def test_a_learner_that_is_ahead_waits_for_experience_and_trains_no_further(rig)
 
 
 def test_every_push_has_a_higher_version_also_after_resume(rig, tmp_path):
-    first = rig(publish_interval=1)
-    first.loop.begin()
-    while first.loop.model._n_updates < 30:
-        first.send()
-        first.loop.step()
-    published = first.channels[0].floats.version
+    first = rig(publish_interval=1).begin()
+    first.go_on(lambda: first.loop.model._n_updates >= 30)
+    published = first.actor.floats.version
     assert published >= 30
     first.loop._save()
     second = rig(publish_interval=1, resume=True)
@@ -306,19 +300,15 @@ def test_every_push_has_a_higher_version_also_after_resume(rig, tmp_path):
     assert second.loop.model.num_timesteps == first.loop.model.num_timesteps
     assert second.loop.limiter.inserts == first.loop.limiter.inserts
     second.loop.begin()
-    assert second.channels[0].floats.version > published
+    assert second.actor.floats.version > published
 
 
 def test_exploration_goes_on_after_resume_where_it_was(rig):
-    first = rig()
-    first.loop.begin()
+    first = rig().begin()
     assert first.counters.learner[Learner.EXPLORATION] == 1.0
-    while first.loop.model.num_timesteps < 300:
-        first.send()
-        first.loop.step()
+    first.go_on(lambda: first.loop.model.num_timesteps >= 300)
     first.loop._save()
-    second = rig(resume=True)
-    second.loop.begin()
+    second = rig(resume=True).begin()
     assert second.counters.learner[Learner.EXPLORATION] == pytest.approx(1 - 0.95 * 300 / 600)
 
 
@@ -327,9 +317,7 @@ def test_schedules_of_a_resumed_run_end_where_it_ends_now_and_never_rise(rig, ca
     params = tuple(f"{name}:{value}" for name, value in PARAMS.items())
     chosen = {"params": (*params, "learning_rate:lin_1e-3")}
     first = rig(**chosen)
-    while first.loop.model.num_timesteps < 600:
-        first.send()
-        first.loop.step()
+    first.go_on(lambda: first.loop.model.num_timesteps >= 600)
     first.loop._save()
     second = rig(**chosen, resume=True, n_timesteps=longer)
     assert second.loop.replay.size() == 600
@@ -349,9 +337,7 @@ def test_schedules_of_a_resumed_run_end_where_it_ends_now_and_never_rise(rig, ca
 
 def test_an_agent_that_learnt_from_normalised_observations_keeps_their_statistics(rig, tmp_path):
     chosen = rig(normalize=True, updates=3)
-    while not chosen.loop.finished():
-        chosen.send()
-        chosen.loop.step()
+    chosen.go_on(chosen.loop.finished)
     chosen.loop.run()
     seen = chosen.loop.model.get_vec_normalize_env().obs_rms
     first = load.read(tmp_path / "model.zip").ops[0]
@@ -360,22 +346,17 @@ def test_an_agent_that_learnt_from_normalised_observations_keeps_their_statistic
 
 
 def test_poisoned_weights_are_neither_pushed_nor_saved_and_training_goes_back(rig, capsys):
-    chosen = rig(publish_interval=1)
+    chosen = rig(publish_interval=1).begin()
     loop = chosen.loop
-    loop.begin()
-    while loop.model._n_updates < 20:
-        chosen.send()
-        loop.step()
-    sound = chosen.channels[0].floats.pull().data.view(np.float32)
+    chosen.go_on(lambda: loop.model._n_updates >= 20)
+    sound = chosen.actor.floats.pull().data.view(np.float32)
     assert np.isfinite(sound).all()
     rate = loop.checkpointer.learning_rate()
     with torch.no_grad():
         next(loop.model.policy.parameters())[0, 0] = float("nan")
     updates = loop.model._n_updates
-    while loop.model._n_updates < updates + 3:
-        chosen.send()
-        loop.step()
-    assert np.isfinite(chosen.channels[0].floats.pull().data.view(np.float32)).all()
+    chosen.go_on(lambda: loop.model._n_updates >= updates + 3)
+    assert np.isfinite(chosen.actor.floats.pull().data.view(np.float32)).all()
     assert loop.checkpointer.learning_rate() == pytest.approx(rate / 2)
     assert loop.checkpointer.rollbacks == 1
     assert "not finite" in capsys.readouterr().err
@@ -383,15 +364,14 @@ def test_poisoned_weights_are_neither_pushed_nor_saved_and_training_goes_back(ri
 
 def test_nan_that_a_distribution_refuses_sends_training_back_too(rig, capsys):
     """SAC's losses are finite until its actor's numbers are not, and then there are none."""
-    chosen = rig(algo="sac", env="Pendulum-v1", params=("learning_starts:20", "buffer_size:200", "batch_size:16"))
+    chosen = rig(
+        algo="sac", env="Pendulum-v1", params=("learning_starts:20", "buffer_size:200", "batch_size:16")
+    ).begin()
     loop = chosen.loop
-    loop.begin()
 
     def train():
         updates = loop.model._n_updates
-        while loop.model._n_updates < updates + 2:
-            chosen.send()
-            loop.step()
+        chosen.go_on(lambda: loop.model._n_updates >= updates + 2)
 
     train()
     with torch.no_grad():
@@ -403,12 +383,9 @@ def test_nan_that_a_distribution_refuses_sends_training_back_too(rig, capsys):
 
 
 def test_going_back_past_a_damaged_checkpoint_is_said(rig, capsys):
-    chosen = rig()
+    chosen = rig().begin()
     loop = chosen.loop
-    loop.begin()
-    while not loop.model._n_updates:
-        chosen.send()
-        loop.step()
+    chosen.go_on(lambda: loop.model._n_updates)
     loop._save()
     newest = max(loop.config.output.glob("checkpoint-*"), key=lambda path: path.stat().st_mtime_ns)
     newest.write_bytes(newest.read_bytes()[:-9])
@@ -417,10 +394,9 @@ def test_going_back_past_a_damaged_checkpoint_is_said(rig, capsys):
 
 
 def test_weights_that_were_written_over_while_they_were_packed_are_not_published(rig, monkeypatch):
-    chosen = rig()
-    chosen.loop.begin()
+    chosen = rig().begin()
     spec = PublisherSpec(channel=chosen.channel, template=Template(chosen.loop.model), packer=("int8", None, "none"))
-    publisher, floats, packed = PublisherLoop(spec), chosen.channels[0].floats, chosen.channels[0].packed
+    publisher, floats, packed = PublisherLoop(spec), chosen.actor.floats, chosen.actor.packed
     pack = publisher.packer.to_bytes
     first = floats.pull()
 
@@ -439,37 +415,19 @@ def test_weights_that_were_written_over_while_they_were_packed_are_not_published
 
 
 def test_poisoned_weights_are_not_evaluated(rig):
-    chosen = rig(publish_interval=1000)
+    chosen = rig(publish_interval=1000).begin()
     loop = chosen.loop
-    loop.begin()
     with torch.no_grad():
         loop.model.q_net.q_net[0].bias[0] = float("nan")
     chosen.counters.control[Control.EVALUATED] = 1
     loop._evaluate()
-    assert np.isfinite(chosen.channels[0].floats.pull().data.view(np.float32)).all()
+    assert np.isfinite(chosen.actor.floats.pull().data.view(np.float32)).all()
     assert loop.checkpointer.rollbacks == 1
-
-
-def test_the_fourth_divergence_ends_the_run_and_names_the_layer(rig):
-    chosen = rig()
-    loop = chosen.loop
-    loop.begin()
-
-    def poisoned_for_ever():
-        while True:
-            with torch.no_grad():
-                loop.model.q_net.q_net[0].bias[0] = float("inf")
-            chosen.send()
-            loop.step()
-
-    with pytest.raises(QuarlError, match="diverged 4 times at q_net"):
-        poisoned_for_ever()
 
 
 @pytest.mark.parametrize(("options", "seconds", "steps"), [({}, 299, 0), ({}, 300, 3), ({"save_minutes": 0.0}, 1e9, 0)])
 def test_a_slow_environment_has_a_checkpoint_every_few_minutes(rig, tmp_path, options, seconds, steps):
-    made = rig(**options)
-    made.loop.begin()
+    made = rig(**options).begin()
     for _ in range(3):
         made.send()
     made.loop.saved -= seconds
@@ -479,8 +437,7 @@ def test_a_slow_environment_has_a_checkpoint_every_few_minutes(rig, tmp_path, op
 
 
 def test_without_episodes_a_learner_does_not_stand_still(rig):
-    made = rig(eval_freq=2, eval_episodes=0)
-    made.loop.begin()
+    made = rig(eval_freq=2, eval_episodes=0).begin()
     for _ in range(5):
         made.send()
     made.loop.step()
@@ -489,8 +446,7 @@ def test_without_episodes_a_learner_does_not_stand_still(rig):
 
 
 def test_stop_ends_the_loop(rig):
-    chosen = rig()
-    chosen.loop.begin()
+    chosen = rig().begin()
     assert not chosen.loop.finished()
     chosen.counters.control[Control.STOP] = 1
     assert chosen.loop.finished()
@@ -501,8 +457,7 @@ def test_environment_spaces_are_those_of_the_task(rig):
 
 
 def test_the_training_clock_stands_still_while_an_evaluation_is_played(rig):
-    loop = rig().loop
-    loop.begin()
+    loop = rig().begin().loop
     loop.started = began = time.perf_counter()
     control = loop.counters.control
     played = threading.Timer(0.6, lambda: control.__setitem__(Control.EVALUATED, 1))
@@ -517,8 +472,7 @@ def test_the_training_clock_stands_still_while_an_evaluation_is_played(rig):
     ("field", "value"), [("reward", np.nan), ("observation", np.inf), ("next_observation", -np.inf)]
 )
 def test_what_is_no_number_does_not_reach_replay(rig, field, value):
-    chosen = rig()
-    chosen.loop.begin()
+    chosen = rig().begin()
     chosen.send()
     chosen.loop.step()
     assert chosen.loop.replay.size() == 1
@@ -548,8 +502,7 @@ def test_fake_quantisation_acts_in_the_learner_from_its_step_on(rig):
 
 
 def test_quantisation_that_acts_after_the_last_update_is_no_result(rig):
-    loop = rig(qat="w8a8", quant_delay=300).loop
-    loop.begin()
+    loop = rig(qat="w8a8", quant_delay=300).begin().loop
     loop.checkpointer.float_updates = loop.model._n_updates = 7
     loop.delay = 0
     for table in tables_of(loop.model.policy).values():
@@ -566,8 +519,7 @@ def test_quantisation_that_acts_after_the_last_update_is_no_result(rig):
 
 
 def test_a_resumed_learner_goes_on_with_its_rate_its_clock_and_its_counts(rig, tmp_path):
-    first = rig()
-    first.loop.begin()
+    first = rig().begin()
     for _ in range(400):
         first.send()
         while first.loop.step() or first.loop.limiter.updates_allowed():

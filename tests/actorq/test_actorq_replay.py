@@ -27,15 +27,6 @@ ACTIONS = spaces.Box(-2.0, 2.0, (2,), np.float32)
 DISCRETE = spaces.Discrete(4)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Small networks on many threads spend their time waiting for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def replay(size: int = 100, action_space: Any = ACTIONS, **options: Any) -> Stepwise:
     return Stepwise(size, BOX, action_space, device="cpu", **options)
 

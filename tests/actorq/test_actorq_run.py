@@ -197,6 +197,11 @@ def test_a_finished_run_is_not_overwritten_by_accident(finished, capsys):
         (["--max-staleness", "1"], "--max-staleness 1 would stop this run"),
         (["--algo", "d4pg", "--env", "Pendulum-v1", "--params", "sigma:1.0"], "actors do, by --sigma"),
         (["--target", "nan"], "--target must be a finite number, got nan"),
+        (["--target", "100", "--eval-freq", "0"], "give an --eval-freq"),
+        (
+            ["--target", "1", "--eval-episodes", "0"],
+            "--target is met in evaluations: give an --eval-freq and --eval-episodes",
+        ),
         (["--min-actors", "3"], "--min-actors 3 is more than --actors 2"),
         (["--env", "CartPol-v1"], "did you mean 'CartPole-v1'"),
         (["--env", "Pendulum-v1"], "dqn on Pendulum-v1 is n/a: dqn needs a discrete action space; use "),
@@ -281,11 +286,6 @@ def test_quantisation_that_was_asked_for_and_never_acted_is_no_result(tmp_path, 
     assert "fake quantisation was to act from step 10,000 on" in capsys.readouterr().err
     assert list((tmp_path / "out").glob("checkpoint-*"))
     assert not (tmp_path / "out" / "model.zip").exists()
-
-
-def test_a_target_without_evaluations_is_refused(tmp_path, capsys):
-    assert run(tmp_path / "out", "--algo", "dqn", "--target", "100", "--eval-freq", "0") == 2
-    assert "give an --eval-freq" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -399,11 +399,6 @@ def test_what_an_environment_does_wrong_is_said_before_anything_starts(name, sai
     assert run(tmp_path / "out", "--algo", "ddpg", "--env", f"difficult_environments:{name}-v0") == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith(f"quarl: {said}")
     assert not (tmp_path / "out").exists()
-
-
-def test_no_target_is_met_where_nothing_is_evaluated(tmp_path, capsys):
-    assert run(tmp_path / "out", "--target", "1", "--eval-episodes", "0") == 2
-    assert "--target is met in evaluations: give an --eval-freq and --eval-episodes" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -14,18 +14,13 @@ from quarl.calibration import quantize
 from quarl.errors import QuarlError
 from quarl.quant.spec import QuantSpec
 from quarl.readers.load import read
+from sb3_archives import Still
 
-
-class Images(gymnasium.Env):
-    observation_space = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
-    action_space = gymnasium.spaces.Discrete(3)
-
-    def reset(self, *, seed=None, options=None):
-        return self.observation_space.sample(), {}
+IMAGES = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
 
 
 def test_three_convolutions_of_the_same_width_and_a_dense_layer():
-    network = WideCNN(Images.observation_space, features_dim=16, filters=5)
+    network = WideCNN(IMAGES, features_dim=16, filters=5)
     shapes = [tuple(parameter.shape) for parameter in network.parameters() if parameter.ndim > 1]
     assert shapes == [(5, 4, 8, 8), (5, 5, 4, 4), (5, 5, 3, 3), (16, 5 * 7 * 7)]
     found = network(torch.zeros(2, 4, 84, 84))
@@ -42,7 +37,14 @@ def test_what_it_cannot_see_is_one_line(shape):
 def test_a_saved_agent_computes_what_it_learned(tmp_path):
     kwargs = {"features_extractor_class": WideCNN, "net_arch": []}
     kwargs["features_extractor_kwargs"] = {"filters": 5, "features_dim": 16}
-    model = DQN("CnnPolicy", Images(), policy_kwargs=kwargs, buffer_size=1, device="cpu", seed=0)
+    model = DQN(
+        "CnnPolicy",
+        Still(IMAGES, gymnasium.spaces.Discrete(3)),
+        policy_kwargs=kwargs,
+        buffer_size=1,
+        device="cpu",
+        seed=0,
+    )
     model.save(tmp_path / "agent.zip")
     policy = quantize(read(tmp_path / "agent.zip"), QuantSpec.parse("fp32"))
     images = np.random.default_rng(0).integers(0, 256, (4, 4, 84, 84), dtype=np.uint8)

@@ -18,7 +18,7 @@ from stable_baselines3.common.env_util import make_atari_env
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecTransposeImage
 
 import require
-from quarl.envs import make, make_for, resolve
+from quarl.envs import make, make_for
 from quarl.envs.atari import Points, WholeGame
 from quarl.envs.reseed import needs_fresh
 from quarl.envs.suites import ATARI
@@ -86,13 +86,6 @@ def test_an_id_is_understood_before_the_package_is_imported_and_nothing_is_print
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
-
-
-def test_an_unknown_game_is_answered_with_the_nearest():
-    with pytest.raises(QuarlError, match="did you mean 'PongNoFrameskip-v4'"):
-        resolve("PongNoFrameskp-v4")
-    with pytest.raises(QuarlError, match="did you mean 'ALE/Breakout-v5'"):
-        resolve("Breakout-v5")
 
 
 @pytest.mark.slow
@@ -226,9 +219,3 @@ def test_a_missing_image_library_is_named_with_its_pip_command(monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(QuarlError, match=r"needs a package: pip install 'quarl\[atari\]'"):
         make("PongNoFrameskip-v4", wrappers=recipe().world.making["wrappers"])
-
-
-def test_games_preprocessing_on_another_environment_is_one_line():
-    with pytest.raises(QuarlError, match="AtariWrapper cannot be applied") as caught:
-        make("CartPole-v1", wrappers=recipe().world.making["wrappers"])
-    assert "\n" not in str(caught.value)

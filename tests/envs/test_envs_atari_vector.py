@@ -27,9 +27,9 @@ ATARI = "stable_baselines3.common.atari_wrappers.AtariWrapper"
 FIRE = 1
 
 
-def recipe(n_envs: int = 2, stack: int = 4, **wrapper: Any) -> Recipe:
+def recipe(n_envs: int = 2, stack: int = 4, env_kwargs: Any = None, **wrapper: Any) -> Recipe:
     entries = {"n_timesteps": 1, "n_envs": n_envs, "env_wrapper": [{ATARI: wrapper}], "frame_stack": stack}
-    return interpret(entries, Path("ppo.yml"))
+    return interpret(entries | {"env_kwargs": env_kwargs or {}}, Path("ppo.yml"))
 
 
 def native(env_id: str, n_envs: int = 2, **wrapper: Any) -> Any:
@@ -130,16 +130,7 @@ def test_a_lost_life_ends_an_episode_and_the_game_goes_on():
 
 @pytest.mark.slow
 def test_a_game_cut_by_its_time_limit_shows_its_own_last_observation():
-    limit = interpret(
-        {
-            "n_timesteps": 1,
-            "n_envs": 2,
-            "env_wrapper": [{ATARI: {"noop_max": 0}}],
-            "frame_stack": 4,
-            "env_kwargs": {"max_num_frames_per_episode": 41},
-        },
-        Path("x"),
-    )
+    limit = recipe(env_kwargs={"max_num_frames_per_episode": 41}, noop_max=0)
     cut, whole = make_environments("PongNoFrameskip-v4", limit, "native"), native("PongNoFrameskip-v4", noop_max=0)
     for env in (cut, whole):
         env.seed(4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 from pathlib import Path
 
@@ -70,7 +69,7 @@ def test_a_worker_says_it_in_the_same_words():
 )
 def test_an_environment_that_exits_is_one_line_and_exit_code_2(verb, name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    artifact.write(dataclasses.replace(TO_THE_MIDDLE, spec=QuantSpec.parse("fp32")), tmp_path / "a.safetensors")
+    artifact.write(TO_THE_MIDDLE, tmp_path / "a.safetensors")
     words = {
         "eval": ["a.safetensors", "--episodes", "1"],
         "ptq": ["float.safetensors", "--episodes", "1"],

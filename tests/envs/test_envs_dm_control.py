@@ -15,13 +15,13 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.envs.registration import registry
+from zeros import linear
 
 import require
 from quarl.envs import check_spaces, make, resolve
 from quarl.envs.suites import TASKS
 from quarl.errors import QuarlError
-from quarl.policy.graph import ActionHead, Policy
-from quarl.policy.operators import Dense
+from quarl.policy.graph import ActionHead
 from waiting import PATIENCE_S
 
 require.module("dm_control")
@@ -123,15 +123,11 @@ def test_spaces_are_float32_and_hold_what_is_said(env_id: str) -> None:
 
 
 def test_a_policy_of_the_same_spaces_fits_and_another_does_not() -> None:
-    def policy(inputs: int) -> Policy:
-        ops = (Dense("out", ("observation",), np.zeros((6, inputs), np.float32), np.zeros(6, np.float32)),)
-        head = ActionHead("clip", -np.ones(6, np.float32), np.ones(6, np.float32))
-        return Policy(observation_shape=(inputs,), ops=ops, head=head)
-
+    head = ActionHead("clip", -np.ones(6, np.float32), np.ones(6, np.float32))
     env = make("dm_control/cheetah-run-v0")
-    check_spaces(policy(17), env)
+    check_spaces(linear((17,), 6, head), env)
     with pytest.raises(QuarlError, match="are not those of dm_control/cheetah-run-v0"):
-        check_spaces(policy(16), env)
+        check_spaces(linear((16,), 6, head), env)
 
 
 @pytest.mark.parametrize("env_id", ["dm_control/point_mass-easy-v0", "dm_control/lqr-lqr_2_1-v0"])

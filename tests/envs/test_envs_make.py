@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.registration import EnvSpec, registry
+from zeros import linear
 
 import require
 from quarl.envs import make, make_for, resolve
@@ -42,16 +45,18 @@ def test_arguments_reach_the_environment_and_a_window_is_never_opened() -> None:
     assert env.render_mode is None
 
 
-def test_an_environment_whose_constructor_takes_no_arguments_is_made() -> None:
+def register(monkeypatch: pytest.MonkeyPatch, env_id: str, entry_point: Callable[..., Any]) -> None:
+    """Registers it until the test is over."""
+    monkeypatch.setitem(registry, env_id, EnvSpec(env_id, entry_point))
+
+
+def test_an_environment_whose_constructor_takes_no_arguments_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     class Bare(CartPoleEnv):
         def __init__(self) -> None:
             super().__init__()
 
-    gymnasium.register("Bare-v0", Bare)
-    try:
-        assert make("Bare-v0").reset(seed=0)[0].shape == (4,)
-    finally:
-        del gymnasium.registry["Bare-v0"]
+    register(monkeypatch, "Bare-v0", Bare)
+    assert make("Bare-v0").reset(seed=0)[0].shape == (4,)
 
 
 @pytest.mark.parametrize("kwargs", [{"no_such_argument": 1}, {"entry_point": "os:system"}, {"id": "Acrobot-v1"}])
@@ -82,14 +87,12 @@ def test_no_simulator_prints_warns_or_leaves_a_file(tmp_path: Path) -> None:
 
 
 def test_a_policy_is_given_its_environment_wrappers_and_arguments() -> None:
-    policy = _linear(
-        Provenance(
-            env_id="LunarLander-v2",
-            env_kwargs={"continuous": True},
-            wrappers=(("gymnasium.wrappers.TimeAwareObservation", {}),),
-        ),
-        inputs=9,
+    policy = linear(
+        (9,),
         head=ActionHead("clip", -np.ones(2, np.float32), np.ones(2, np.float32)),
+        env_id="LunarLander-v2",
+        env_kwargs={"continuous": True},
+        wrappers=(("gymnasium.wrappers.TimeAwareObservation", {}),),
     )
     env = make_for(policy)
     assert env.observation_space.shape == (9,)
@@ -97,7 +100,7 @@ def test_a_policy_is_given_its_environment_wrappers_and_arguments() -> None:
 
 def test_a_policy_without_an_environment_asks_for_one() -> None:
     with pytest.raises(QuarlError, match="does not say which environment it was trained on; name one with --env"):
-        make_for(_linear(Provenance(), inputs=4, head=ActionHead("argmax")))
+        make_for(linear((4,)))
 
 
 @pytest.fixture
@@ -112,7 +115,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield "users_module"
     sys.modules.pop("users_module", None)
-    gymnasium.envs.registration.registry.pop("Mine-v0", None)
+    registry.pop("Mine-v0", None)
 
 
 def test_the_users_own_module_is_imported_where_the_user_names_it(module: str) -> None:
@@ -129,7 +132,7 @@ def test_the_users_own_module_is_imported_where_the_user_names_it(module: str) -
 
 
 def test_a_policy_file_that_names_a_module_is_refused_and_the_users_choice_stands(module: str) -> None:
-    policy = _linear(Provenance(env_id=f"{module}:Mine-v0"), inputs=4, head=ActionHead("argmax"))
+    policy = linear((4,), env_id=f"{module}:Mine-v0")
     with pytest.raises(QuarlError, match="only your own words may name a module, as in --env"):
         make_for(policy)
     make_for(policy, "CartPole-v1").close()
@@ -138,19 +141,16 @@ def test_a_policy_file_that_names_a_module_is_refused_and_the_users_choice_stand
     assert Path("imported").exists()
 
 
-def test_a_constructor_that_raises_is_one_line() -> None:
+def test_a_constructor_that_raises_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise ValueError("no display\nand more")
 
-    gymnasium.register("Broken-v0", broken)
-    try:
-        with pytest.raises(QuarlError, match=r"'Broken-v0' cannot be made \(ValueError\): no display$"):
-            make("Broken-v0")
-    finally:
-        gymnasium.envs.registration.registry.pop("Broken-v0")
+    register(monkeypatch, "Broken-v0", broken)
+    with pytest.raises(QuarlError, match=r"'Broken-v0' cannot be made \(ValueError\): no display$"):
+        make("Broken-v0")
 
 
-def test_images_reach_a_convolution_policy_channels_first() -> None:
+def test_images_reach_a_convolution_policy_channels_first(monkeypatch: pytest.MonkeyPatch) -> None:
     space = gymnasium.spaces.Box(0, 255, (5, 4, 3), np.uint8)
 
     class Picture(gymnasium.Env[np.ndarray, int]):
@@ -160,30 +160,21 @@ def test_images_reach_a_convolution_policy_channels_first() -> None:
         def reset(self, *, seed: int | None = None, options: object = None) -> tuple[np.ndarray, dict[str, object]]:
             return np.arange(60, dtype=np.uint8).reshape(5, 4, 3), {}
 
-    gymnasium.register("Picture-v0", Picture)
-    try:
-        weight = np.zeros((1, 3, 5, 4), np.float32)
-        policy = Policy(
-            observation_shape=(3, 5, 4),
-            observation_dtype="uint8",
-            ops=(
-                Conv2d("conv", ("observation",), weight, np.zeros(1, np.float32)),
-                Flatten("flat", ("conv",)),
-                Dense("out", ("flat",), np.zeros((2, 1), np.float32), np.zeros(2, np.float32)),
-            ),
-            head=ActionHead("argmax"),
-            provenance=Provenance(env_id="Picture-v0"),
-        )
-        env = make_for(policy)
-        assert isinstance(env, ChannelsFirst)
-        observation, _ = env.reset(seed=0)
-        assert observation.shape == env.observation_space.shape == (3, 5, 4)
-        assert observation[1, 0].tolist() == [1, 4, 7, 10]
-    finally:
-        del gymnasium.registry["Picture-v0"]
-
-
-def _linear(provenance: Provenance, inputs: int, head: ActionHead) -> Policy:
-    weight = np.zeros((2, inputs), np.float32)
-    ops = (Dense("out", ("observation",), weight, np.zeros(2, np.float32)),)
-    return Policy(observation_shape=(inputs,), ops=ops, head=head, provenance=provenance)
+    register(monkeypatch, "Picture-v0", Picture)
+    weight = np.zeros((1, 3, 5, 4), np.float32)
+    policy = Policy(
+        observation_shape=(3, 5, 4),
+        observation_dtype="uint8",
+        ops=(
+            Conv2d("conv", ("observation",), weight, np.zeros(1, np.float32)),
+            Flatten("flat", ("conv",)),
+            Dense("out", ("flat",), np.zeros((2, 1), np.float32), np.zeros(2, np.float32)),
+        ),
+        head=ActionHead("argmax"),
+        provenance=Provenance(env_id="Picture-v0"),
+    )
+    env = make_for(policy)
+    assert isinstance(env, ChannelsFirst)
+    observation, _ = env.reset(seed=0)
+    assert observation.shape == env.observation_space.shape == (3, 5, 4)
+    assert observation[1, 0].tolist() == [1, 4, 7, 10]

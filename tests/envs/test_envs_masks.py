@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from gymnasium.envs.registration import registry
+from gymnasium.envs.registration import EnvSpec, registry
 from sb3_contrib import MaskablePPO
 
 import quarl
@@ -55,12 +54,9 @@ class Masked(Doors):
 
 
 @pytest.fixture(autouse=True)
-def registered() -> Iterator[None]:
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, entry in (("Masked-v0", Masked), ("Doors-v0", Doors)):
-        gymnasium.register(name, entry)
-    yield
-    for name in ("Masked-v0", "Doors-v0"):
-        registry.pop(name)
+        monkeypatch.setitem(registry, name, EnvSpec(name, entry))
 
 
 def trained(kind: str = "discrete") -> Any:

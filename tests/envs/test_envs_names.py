@@ -64,6 +64,8 @@ def test_a_retired_version_becomes_the_newest_and_a_living_one_stays(asked: str,
         ("cheetah-run", "dm_control/cheetah-run-v0"),
         ("Walker-v2", "Walker2d-v5"),
         ("Acrobat-v1", "Acrobot-v1"),
+        ("PongNoFrameskp-v4", "PongNoFrameskip-v4"),
+        ("Breakout-v5", "ALE/Breakout-v5"),
     ],
 )
 def test_an_unknown_id_is_answered_with_the_nearest_in_one_line(asked: str, nearest: str) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.envs.registration import EnvSpec
 from numpy.typing import NDArray
+from zeros import linear
 
 import require
 from quarl.calibration import quantize
@@ -21,28 +22,13 @@ from quarl.envs.rollout import TOLD, Play, play
 from quarl.errors import QuarlError, note_once
 from quarl.evaluation import evaluate, record, world
 from quarl.policy.artifact import from_bytes, to_bytes
-from quarl.policy.graph import ActionHead, Policy, Provenance
-from quarl.policy.operators import Dense, Flatten
+from quarl.policy.graph import Policy
 from quarl.quant.spec import QuantSpec
 from quarl.readers.zoo import VEC_FRAME_STACK
 
 Array = NDArray[Any]
 SKIP = "stable_baselines3.common.atari_wrappers.MaxAndSkipEnv"
 LIMIT = "gymnasium.wrappers.TimeLimit"
-
-
-def linear(shape: tuple[int, ...], actions: int = 2, **provenance: Any) -> Policy:
-    """Zeros: always the first action."""
-    size = int(np.prod(shape))
-    weight, bias = np.zeros((actions, size), np.float32), np.zeros(actions, np.float32)
-    flat = (Flatten("flat", ("observation",)),) if len(shape) > 1 else ()
-    return Policy(
-        observation_shape=shape,
-        observation_dtype="uint8" if len(shape) == 3 else "float32",
-        ops=(*flat, Dense("out", ("flat" if flat else "observation",), weight, bias)),
-        head=ActionHead("argmax"),
-        provenance=Provenance(**provenance),
-    )
 
 
 class Endless(gymnasium.Env[Array, int]):
@@ -62,10 +48,9 @@ class Endless(gymnasium.Env[Array, int]):
 
 
 @pytest.fixture
-def endless() -> Iterator[str]:
-    gymnasium.register("Endless-v0", Endless)
-    yield "Endless-v0"
-    gymnasium.envs.registration.registry.pop("Endless-v0")
+def endless(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setitem(gymnasium.registry, "Endless-v0", EnvSpec("Endless-v0", Endless))
+    return "Endless-v0"
 
 
 def test_what_is_given_replaces_and_the_rest_stays() -> None:
@@ -201,6 +186,12 @@ def test_a_policy_remembers_how_long_the_user_lets_it_play_and_its_file_does_not
         world(from_bytes(to_bytes(told), "saved"), None)
 
 
+def first_episode(policy: Policy, make_env: Any, bound: int) -> list[Any]:
+    """The one that is played, of the first action alone."""
+    told = Play(policy=policy, make=make_env, batch=1, stream="evaluation", seed=0, fresh=False, bound=bound)
+    return list(play(told, lambda x: np.zeros((len(x), 2), np.float32), [0]))
+
+
 def test_steps_count_inside_wrappers_and_an_endless_episode_is_told_early(
     endless: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,17 +199,7 @@ def test_steps_count_inside_wrappers_and_an_endless_episode_is_told_early(
     policy = linear((1,), env_id=endless, wrappers=((SKIP, {"skip": 10}),))
 
     def episodes(policy: Policy, bound: int) -> list[Any]:
-        def run(x: Array) -> Array:
-            return np.zeros((len(x), 2), np.float32)
-
-        def one() -> gymnasium.Env[Any, Any]:
-            return make_for(policy, None, bound)
-
-        return list(
-            play(
-                Play(policy=policy, make=one, batch=1, stream="evaluation", seed=0, fresh=False, bound=bound), run, [0]
-            )
-        )
+        return first_episode(policy, lambda: make_for(policy, None, bound), bound)
 
     Endless.steps = 0
     with pytest.raises(QuarlError, match=r"not ended after 3,000 steps: give the environment a time limit with --max"):
@@ -253,15 +234,6 @@ def test_an_episode_that_ends_by_itself_after_a_thousand_steps_is_not_told_of(
 
     note_once.cache_clear()
     policy = linear((1,), env_id=endless)
-    setting = Play(
-        policy=policy,
-        make=lambda: Ends(make_for(policy, None)),
-        batch=1,
-        stream="evaluation",
-        seed=0,
-        fresh=False,
-        bound=3_000,
-    )
-    (episode,) = play(setting, lambda x: np.zeros((len(x), 2), np.float32), [0])
+    (episode,) = first_episode(policy, lambda: Ends(make_for(policy, None)), 3_000)
     assert episode.length == TOLD
     assert capsys.readouterr().err == ""

@@ -13,14 +13,14 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
+from zeros import linear
 
 import require
 from quarl.cli import main
 from quarl.envs import make
 from quarl.envs.reseed import needs_fresh
 from quarl.policy import artifact
-from quarl.policy.graph import ActionHead, Policy, Provenance
-from quarl.policy.operators import Dense
+from quarl.policy.graph import ActionHead
 
 ID = "quarl/Quadrotor-v0"
 mujoco = require.module("mujoco")
@@ -177,12 +177,8 @@ env.close()
 @pytest.mark.slow
 def test_verbs_say_how_many_flights_arrive_and_what_a_precision_loses_of_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    layer = Dense("still", ("observation",), np.zeros((4, 18), np.float32), np.zeros(4, np.float32))
     head = ActionHead("clip", low=-np.ones(4, np.float32), high=np.ones(4, np.float32))
-    home = Provenance(env_id=ID, origin="module")
-    artifact.write(
-        Policy(observation_shape=(18,), ops=(layer,), head=head, provenance=home), tmp_path / "p.safetensors"
-    )
+    artifact.write(linear((18,), 4, head, env_id=ID, origin="module"), tmp_path / "p.safetensors")
     assert main(["eval", "p.safetensors", "--episodes", "4", "--json", "eval.json"]) == 0
     assert main(["ptq", "p.safetensors", "--episodes", "2", "--bits", "8", "-o", "out"]) == 0
     (row,) = json.loads(Path("eval.json").read_text())["rows"]

@@ -22,20 +22,13 @@ from quarl.envs.rollout import Play, play
 from quarl.envs.seeds import episode_seed
 from quarl.quant.spec import QuantSpec
 from quarl.readers.load import read
+from sb3_archives import Still
 
 require.module("mujoco")
 Array = NDArray[Any]
 NUM_STEPS = 200
 LASTS = {"terminate_when_unhealthy": False}
 """A random agent falls at once; it goes on seeing."""
-
-
-class Shape(gymnasium.Env[Array, Array]):
-    """The spaces of an agent that was trained elsewhere."""
-
-    def __init__(self, observations: int, actions: spaces.Space[Any]) -> None:
-        self.observation_space = spaces.Box(-np.inf, np.inf, (observations,), np.float64)
-        self.action_space = actions
 
 
 def with_contacts(env: Any) -> Array:
@@ -70,7 +63,7 @@ def agent(folder: Path, env_id: str, observations: int) -> Path:
     living = gymnasium.make(env_id if env_id.endswith("v4") else f"{env_id[:-1]}5")
     path = folder / "ppo" / f"{env_id}_1" / f"{env_id}.zip"
     (path.parent / env_id).mkdir(parents=True)
-    shape = Shape(observations, living.action_space)
+    shape = Still(spaces.Box(-np.inf, np.inf, (observations,), np.float64), living.action_space)
     PPO("MlpPolicy", shape, policy_kwargs={"net_arch": [16]}, n_steps=8, batch_size=8, device="cpu", seed=0).save(path)
     kwargs = {} if "Standup" in env_id else LASTS
     lines = [f"env: {env_id}", "env_kwargs:" if kwargs else "", *(f"  {key}: {value}" for key, value in kwargs.items())]

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from zeros import linear
 
 from quarl.envs import check_spaces, make
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActionHead, Policy
-from quarl.policy.operators import Dense
-
-
-def policy(inputs: int, outputs: int, head: ActionHead) -> Policy:
-    weight = np.zeros((outputs, inputs), np.float32)
-    ops = (Dense("out", ("observation",), weight, np.zeros(outputs, np.float32)),)
-    return Policy(observation_shape=(inputs,), ops=ops, head=head)
 
 
 def box(size: int, limit: float) -> ActionHead:
@@ -28,9 +23,9 @@ def box(size: int, limit: float) -> ActionHead:
 @pytest.mark.parametrize(
     ("env_id", "fitting"),
     [
-        ("CartPole-v1", policy(4, 2, ActionHead("argmax"))),
-        ("Pendulum-v1", policy(3, 1, box(1, 2.0))),
-        ("MountainCarContinuous-v0", policy(2, 1, box(1, 1.0))),
+        ("CartPole-v1", linear((4,))),
+        ("Pendulum-v1", linear((3,), 1, box(1, 2.0))),
+        ("MountainCarContinuous-v0", linear((2,), 1, box(1, 1.0))),
     ],
 )
 def test_a_fitting_policy_is_accepted(env_id: str, fitting: Policy) -> None:
@@ -40,18 +35,18 @@ def test_a_fitting_policy_is_accepted(env_id: str, fitting: Policy) -> None:
 def test_bytes_that_are_no_image_are_numbers_to_a_policy() -> None:
     env = gymnasium.Env[Any, Any]()
     env.observation_space, env.action_space = spaces.Box(0, 255, (4,), np.uint8), spaces.Discrete(2)
-    check_spaces(policy(4, 2, ActionHead("argmax")), env)
+    check_spaces(linear((4,)), env)
 
 
 @pytest.mark.parametrize(
     ("env_id", "misfit", "words"),
     [
-        ("Acrobot-v1", policy(4, 3, ActionHead("argmax")), ["float32 (4,)", "Acrobot-v1", "(6,)"]),
-        ("FrozenLake-v1", policy(16, 4, ActionHead("argmax")), ["float32 (16,)", "Discrete(16)"]),
-        ("CartPole-v1", policy(4, 3, ActionHead("argmax")), ["3 discrete ones from 0", "Discrete(2)"]),
-        ("CartPole-v1", policy(4, 2, ActionHead("argmax", start=1)), ["2 discrete ones from 1", "Discrete(2)"]),
-        ("CartPole-v1", policy(4, 1, box(1, 1.0)), ["1 numbers in [-1, 1]", "Discrete(2)"]),
-        ("Pendulum-v1", policy(3, 1, box(1, 1.0)), ["1 numbers in [-1, 1]", "Box(-2.0, 2.0, (1,), float32)"]),
+        ("Acrobot-v1", linear((4,), 3), ["float32 (4,)", "Acrobot-v1", "(6,)"]),
+        ("FrozenLake-v1", linear((16,), 4), ["float32 (16,)", "Discrete(16)"]),
+        ("CartPole-v1", linear((4,), 3), ["3 discrete ones from 0", "Discrete(2)"]),
+        ("CartPole-v1", linear((4,), 2, ActionHead("argmax", start=1)), ["2 discrete ones from 1", "Discrete(2)"]),
+        ("CartPole-v1", linear((4,), 1, box(1, 1.0)), ["1 numbers in [-1, 1]", "Discrete(2)"]),
+        ("Pendulum-v1", linear((3,), 1, box(1, 1.0)), ["1 numbers in [-1, 1]", "Box(-2.0, 2.0, (1,), float32)"]),
     ],
 )
 def test_a_misfit_is_one_line_naming_both_sides(env_id: str, misfit: Policy, words: list[str]) -> None:
@@ -63,8 +58,6 @@ def test_a_misfit_is_one_line_naming_both_sides(env_id: str, misfit: Policy, wor
 
 
 def test_an_image_policy_is_refused_float_observations() -> None:
-    weight = np.zeros((2, 4), np.float32)
-    ops = (Dense("out", ("observation",), weight, np.zeros(2, np.float32)),)
-    images = Policy(observation_shape=(4,), observation_dtype="uint8", ops=ops, head=ActionHead("argmax"))
+    images = replace(linear((4,)), observation_dtype="uint8")
     with pytest.raises(QuarlError, match=r"observations \(uint8 \(4,\)\) are not those of CartPole-v1"):
         check_spaces(images, make("CartPole-v1"))

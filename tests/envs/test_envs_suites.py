@@ -20,7 +20,7 @@ from quarl.experiments.methods.networks import STANDARD, build
 from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.operators import Dense, mlp
 from quarl.quant.spec import QuantSpec
-from quarl.runs.hyperparameters import interpret
+from quarl.runs.hyperparameters import Recipe, interpret
 from quarl.runs.model import make_environments
 
 Array = NDArray[Any]
@@ -43,17 +43,16 @@ def same(one: Any, other: Any) -> bool:
     return np.array_equal(np.asarray(one, np.float32), np.asarray(other, np.float32))
 
 
-def wrappers(env_id: str, *more: Any) -> tuple[Any, ...]:
-    """The zoo's for the game, with `more` around them; the outermost last."""
-    if "NoFrameskip" not in env_id:
-        return interpret({"n_timesteps": 1, "env_wrapper": list(more)}, Path("x")).world.wrappers
-    entries = {"n_timesteps": 1, "env_wrapper": [ATARI, *more], "frame_stack": 4}
-    return interpret(entries, Path("x")).world.wrappers
+def recipe(env_id: str, *more: Any) -> Recipe:
+    """The zoo's for the game, with wrappers `more` around it; the outermost last."""
+    of_games = {"env_wrapper": [ATARI, *more], "frame_stack": 4}
+    entries = of_games if "NoFrameskip" in env_id else {"env_wrapper": [*more]}
+    return interpret({"n_timesteps": 1} | entries, Path("x"))
 
 
 def policy(env_id: str, *more: Any, trained: bool = True) -> Policy:
     """A policy for the environment, with random weights, or with none: it always does the same."""
-    found = wrappers(env_id, *more)
+    found = recipe(env_id, *more).world.wrappers
     env = make(env_id, wrappers=found)
     env.close()
     shape, actions = env.observation_space.shape, env.action_space
@@ -82,7 +81,8 @@ def policy(env_id: str, *more: Any, trained: bool = True) -> Policy:
 @pytest.mark.parametrize(("env_id", "package"), TASKS)
 def test_a_policy_takes_real_steps_on_integer_kernels(env_id: str, package: str):
     require.module(package)
-    subject = quantize(policy(env_id, {"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 40}}), int8())
+    exact = policy(env_id, {"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 40}})
+    subject = quantize(exact, QuantSpec.parse("int8", scheme="per-channel"))
     played = evaluate(subject, episodes=2, batch=2)
     assert played.measured
     assert played.env_id == env_id
@@ -95,12 +95,9 @@ def test_a_policy_takes_real_steps_on_integer_kernels(env_id: str, package: str)
 @pytest.mark.parametrize(("env_id", "package"), TASKS)
 def test_what_a_learner_sees_at_truncation_is_the_step_s_own_observation(env_id: str, package: str):
     require.module(package)
-    entries: dict[str, Any] = {"n_timesteps": 1, "env_wrapper": [TIMED]}
-    if "NoFrameskip" in env_id:
-        entries |= {"env_wrapper": [ATARI, TIMED], "frame_stack": 4}
-    recipe = interpret(entries, Path("x"))
-    learning = make_environments(env_id, recipe)
-    alone = make(env_id, wrappers=recipe.world.wrappers)
+    timed = recipe(env_id, TIMED)
+    learning = make_environments(env_id, timed)
+    alone = make(env_id, wrappers=timed.world.wrappers)
     learning.action_space.seed(1)
     learning.seed(3)
     shown, _ = alone.reset(seed=3)
@@ -141,7 +138,3 @@ def test_what_evaluation_keeps_at_truncation_is_the_step_s_own_observation(env_i
             shown, _, _, truncated, _ = alone.step(action)
         assert truncated
         assert same(episode.last_observation, shown)
-
-
-def int8() -> QuantSpec:
-    return QuantSpec.parse("int8", scheme="per-channel")

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from training_runs import same, weights
+from training_runs import same, session, weights
 
 import require
 from quarl import engines
 from quarl.calibration import quantize
-from quarl.cli import main, parse
+from quarl.cli import main
 from quarl.envs.rollout import play
 from quarl.evaluation import IMAGE_INTERVAL, evaluate, record
 from quarl.policy import artifact
@@ -23,7 +23,6 @@ from quarl.policy.graph import QuantizedPolicy
 from quarl.quant.spec import QuantSpec
 from quarl.readers import load
 from quarl.runs import checkpoint
-from quarl.runs.train import Training
 
 pytestmark = pytest.mark.slow
 
@@ -83,12 +82,6 @@ def test_the_last_evaluation_is_of_whole_games_and_comes_back(runs: dict[str, Pa
     played = evaluate(policy, episodes=1, seed=0)
     assert played.returns.mean() == row["mean"]
     assert 90 <= played.lengths[0] <= 100
-
-
-def session(*args: Any) -> Training:
-    config = parse([str(arg) for arg in args])
-    config.check()
-    return Training(config, lambda line: None)
 
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn"])

@@ -17,11 +17,6 @@ HERE = "difficult_environments:"
 EARLY = {"a2c": [], "ddpg": ["learning_starts:10"]}
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("algo", "name", "said", "saved"),
     [

@@ -23,14 +23,9 @@ from quarl.runs.folder import RunFolder
 from quarl.runs.hyperparameters import interpret
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-def evaluator(tmp_path, **options):
+def evaluator(tmp_path, say=print, **options):
     recipe = interpret({"n_timesteps": 10}, tmp_path)
-    return BestEvaluator(TrainConfig(**options), recipe, lambda: RunFolder(tmp_path, "CartPole-v1"), print)
+    return BestEvaluator(TrainConfig(**options), recipe, lambda: RunFolder(tmp_path, "CartPole-v1"), say)
 
 
 def test_the_best_is_the_highest_mean_and_a_tie_does_not_count(tmp_path):
@@ -96,12 +91,7 @@ def test_an_agent_that_nothing_is_known_of_is_not_the_best(tmp_path, looked, mon
 def test_an_evaluation_that_raises_is_played_once_more_and_then_left_out(tmp_path, monkeypatch):
     model = DQN("MlpPolicy", "CartPole-v1", buffer_size=1, policy_kwargs={"net_arch": [4]}, device="cpu")
     said, failures = [], [KeyError("lost")]
-    found = BestEvaluator(
-        TrainConfig(eval_episodes=1),
-        interpret({"n_timesteps": 10}, tmp_path),
-        lambda: RunFolder(tmp_path, "CartPole-v1"),
-        said.append,
-    )
+    found = evaluator(tmp_path, said.append, eval_episodes=1)
 
     def flaky(*args, **kwargs):
         if failures:

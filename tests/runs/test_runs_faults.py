@@ -17,11 +17,6 @@ from quarl.runs import checkpoint
 from quarl.runs.folder import RunFolder
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "env", "layer"),

@@ -19,11 +19,6 @@ pytestmark = pytest.mark.slow
 MORE = ["--eval-freq", "100", "--eval-episodes", "3", "--save-freq", "100"]
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture
 def drawn(monkeypatch):
     """Points and training episodes of every figure that is drawn."""

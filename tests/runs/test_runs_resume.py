@@ -19,7 +19,7 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from stable_baselines3 import DQN
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.logger import Logger
-from training_runs import same, train, weights, words
+from training_runs import same, session, train, weights, words
 
 from quarl import qat
 from quarl.cli import main, parse
@@ -32,17 +32,6 @@ from quarl.runs.checkpointer import AgentCheckpointer
 from quarl.runs.folder import RunFolder
 from quarl.runs.replay import StoredReplay
 from quarl.runs.train import Training
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-def session(*args):
-    config = parse([str(arg) for arg in args])
-    config.check()
-    return Training(config, lambda line: None)
 
 
 def resuming(algo, env, *more):
@@ -162,17 +151,6 @@ def test_hyper_parameters_given_with_resume_join_those_of_the_beginning(tmp_path
     again = session(*resuming("dqn", "CartPole-v1", "-n", 2048, "--params", "learning_rate:1e-5"))
     assert again.config.params == ("gamma:0.9", "learning_rate:1e-5")
     assert (again.model.gamma, again.model.lr_schedule(1.0)) == (0.9, 1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("params", ["gamma", {"gamma": 0.9}, [0.9]])
-def test_damaged_hyper_parameters_of_a_run_are_one_line(params, tmp_path, capsys):
-    train(tmp_path, "dqn", "CartPole-v1", 128)
-    (found,) = tmp_path.rglob("args.yml")
-    found.write_text(yaml.safe_dump(yaml.safe_load(found.read_text()) | {"params": params}))
-    capsys.readouterr()
-    assert main(resuming("dqn", "CartPole-v1", "-n", 256)) == 2
-    assert "is malformed: params are no list of NAME:VALUE" in capsys.readouterr().err
 
 
 def stop_at(monkeypatch, steps):
@@ -364,23 +342,39 @@ def test_a_run_of_a_newer_quarl_is_left_as_it_is_and_a_damaged_one_is_said_to_be
     assert "trained again from the beginning: all " in said[0]
 
 
-@pytest.mark.slow
-def test_a_run_without_a_checkpoint_cannot_be_resumed(tmp_path, capsys):
-    train(tmp_path, "a2c", "CartPole-v1", 128)
-    for path in (tmp_path / "logs/a2c/CartPole-v1_1").glob("checkpoint-*"):
-        path.unlink()
-    assert main(resuming("a2c", "CartPole-v1", "-n", 999)) == 2
-    assert "no checkpoint in logs/a2c/CartPole-v1_1" in capsys.readouterr().err
+def args(change):
+    """What changes the text that a run kept of its options."""
+
+    def damage(run):
+        path = run / "CartPole-v1/args.yml"
+        path.write_text(change(path.read_text()))
+
+    return damage
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", ["{algo: a2c}", "[1]", "seed: !!python/name:os.system"])
-def test_args_that_no_run_wrote_are_refused(text, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda run: [path.unlink() for path in run.glob("checkpoint-*")], "no checkpoint in logs/a2c/CartPole-v1_1"),
+        *((args(lambda _, text=text: text), "") for text in ("{algo: a2c}", "[1]", "seed: !!python/name:os.system")),
+        *(
+            (
+                args(lambda text, params=params: yaml.safe_dump(yaml.safe_load(text) | {"params": params})),
+                "is malformed: params are no list of NAME:VALUE",
+            )
+            for params in ("gamma", {"gamma": 0.9}, [0.9])
+        ),
+    ],
+)
+def test_a_run_whose_files_are_damaged_or_gone_is_refused_in_one_line(damage, said, tmp_path, capsys):
     train(tmp_path, "a2c", "CartPole-v1", 128)
-    (tmp_path / "logs/a2c/CartPole-v1_1/CartPole-v1/args.yml").write_text(text)
+    damage(tmp_path / "logs/a2c/CartPole-v1_1")
     capsys.readouterr()
     assert main(resuming("a2c", "CartPole-v1", "-n", 999)) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert said in error
 
 
 def buffer(cls=ReplayBuffer, size=8, **kwargs):

@@ -29,14 +29,19 @@ from quarl.readers import load
 CLASSES = {"ppo": PPO, "a2c": A2C, "dqn": DQN, "ddpg": DDPG, "td3": TD3, "sac": SAC, "d4pg": D4PG}
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def plain(env_id, num):
     """Environments as any user of Stable-Baselines3 makes them."""
     return DummyVecEnv([lambda: Monitor(gymnasium.make(env_id))] * num)
+
+
+def assert_is_that_of_stable_baselines3(tmp_path, algo, env_id, steps, **arguments):
+    """The agent of a run has the bits of its own training with these arguments, which is given back."""
+    given = {"env": plain(env_id, 1), "policy_kwargs": {"net_arch": [16]}, "seed": 0} | arguments
+    with Threads():
+        theirs = CLASSES[algo]("MlpPolicy", device="cpu", **given).learn(steps)
+    ours = CLASSES[algo].load(tmp_path / f"logs/{algo}/{env_id}_1/{env_id}.zip", device="cpu")
+    assert same(weights(ours), weights(theirs))
+    return theirs
 
 
 @pytest.mark.slow
@@ -44,50 +49,38 @@ def test_ppo_equals_stable_baselines3_bit_for_bit_with_evaluations_and_checkpoin
     more = ["learning_rate:lin_1e-2", "clip_range:lin_0.2", "normalize:True", "gamma:0.9", "--n-envs", "2"]
     more += ["--eval-freq", "200", "--save-freq", "200", "--eval-episodes", "2", "--seed", "3"]
     row = train(tmp_path, "ppo", "CartPole-v1", 512, *more, evaluations=True)
-    with Threads():
-        theirs = PPO(
-            "MlpPolicy",
-            VecNormalize(plain("CartPole-v1", 2), gamma=0.9),
-            learning_rate=LinearSchedule(1e-2, 0.0, 1.0),
-            clip_range=LinearSchedule(0.2, 0.0, 1.0),
-            n_steps=64,
-            batch_size=64,
-            n_epochs=2,
-            gamma=0.9,
-            gae_lambda=0.8,  # the zoo's, as the next two
-            ent_coef=0.0,
-            policy_kwargs={"net_arch": [16]},
-            seed=3,
-            device="cpu",
-        ).learn(512)
-    ours = PPO.load(tmp_path / "logs/ppo/CartPole-v1_1/CartPole-v1.zip", device="cpu")
-    assert same(weights(ours), weights(theirs))
+    assert_is_that_of_stable_baselines3(
+        *(tmp_path, "ppo", "CartPole-v1", 512),
+        env=VecNormalize(plain("CartPole-v1", 2), gamma=0.9),
+        learning_rate=LinearSchedule(1e-2, 0.0, 1.0),
+        clip_range=LinearSchedule(0.2, 0.0, 1.0),
+        n_steps=64,
+        batch_size=64,
+        n_epochs=2,
+        gamma=0.9,
+        gae_lambda=0.8,  # the zoo's, as the next two
+        ent_coef=0.0,
+        seed=3,
+    )
     assert (row["timesteps"], row["updates"], row["seed"]) == (512, 8, 3)
 
 
 @pytest.mark.slow
 def test_dqn_equals_stable_baselines3_bit_for_bit(tmp_path):
     row = train(tmp_path, "dqn", "CartPole-v1", 1000)
-    with Threads():
-        theirs = DQN(
-            "MlpPolicy",
-            plain("CartPole-v1", 1),
-            learning_rate=2.3e-3,
-            learning_starts=100,
-            train_freq=16,
-            gradient_steps=4,
-            batch_size=16,
-            buffer_size=2000,
-            gamma=0.99,
-            target_update_interval=10,
-            exploration_fraction=0.16,
-            exploration_final_eps=0.04,
-            policy_kwargs={"net_arch": [16]},
-            seed=0,
-            device="cpu",
-        ).learn(1000)
-    ours = DQN.load(tmp_path / "logs/dqn/CartPole-v1_1/CartPole-v1.zip", device="cpu")
-    assert same(weights(ours), weights(theirs))
+    theirs = assert_is_that_of_stable_baselines3(
+        *(tmp_path, "dqn", "CartPole-v1", 1000),
+        learning_rate=2.3e-3,
+        learning_starts=100,
+        train_freq=16,
+        gradient_steps=4,
+        batch_size=16,
+        buffer_size=2000,
+        gamma=0.99,
+        target_update_interval=10,
+        exploration_fraction=0.16,
+        exploration_final_eps=0.04,
+    )
     assert row["updates"] == theirs._n_updates
 
 
@@ -95,21 +88,14 @@ def test_dqn_equals_stable_baselines3_bit_for_bit(tmp_path):
 def test_sac_and_noise_equal_stable_baselines3_bit_for_bit(tmp_path):
     more = ["noise_type:normal", "noise_std:0.2", "learning_rate:1e-3"]
     train(tmp_path, "sac", "Pendulum-v1", 300, *more)
-    with Threads():
-        theirs = SAC(
-            "MlpPolicy",
-            plain("Pendulum-v1", 1),
-            learning_rate=1e-3,
-            learning_starts=100,
-            batch_size=16,
-            buffer_size=2000,
-            action_noise=NormalActionNoise(np.zeros(1), 0.2 * np.ones(1)),
-            policy_kwargs={"net_arch": [16]},
-            seed=0,
-            device="cpu",
-        ).learn(300)
-    ours = SAC.load(tmp_path / "logs/sac/Pendulum-v1_1/Pendulum-v1.zip", device="cpu")
-    assert same(weights(ours), weights(theirs))
+    assert_is_that_of_stable_baselines3(
+        *(tmp_path, "sac", "Pendulum-v1", 300),
+        learning_rate=1e-3,
+        learning_starts=100,
+        batch_size=16,
+        buffer_size=2000,
+        action_noise=NormalActionNoise(np.zeros(1), 0.2 * np.ones(1)),
+    )
 
 
 @pytest.mark.slow

@@ -23,11 +23,6 @@ from quarl.runs.train import Training
 from sb3_archives import data_with, kwargs_with, tensors_with, unzipped, zipped
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def session(path, algo, env, *more, say=lambda line: None):
     config = parse(["train", "--algo", algo, "--env", env, "-i", str(path), *QUIET, *map(str, more)])
     config.check()
@@ -97,8 +92,7 @@ def test_statistics_and_wrappers_come_from_the_agent_s_folder(tmp_path):
     train(tmp_path, "ppo", "CartPole-v1", 256, "normalize:True", wrapper)
     path = tmp_path / "logs/ppo/CartPole-v1_1/CartPole-v1.zip"
     found = session(path, "ppo", "CartPole-v1")
-    with open(path.parent / "CartPole-v1/vecnormalize.pkl", "rb") as file:
-        saved = pickle.load(file)  # our own, of a moment ago
+    saved = pickle.loads((path.parent / "CartPole-v1/vecnormalize.pkl").read_bytes())  # our own, of a moment ago
     wrapper = found.model.get_vec_normalize_env()
     for name in ("obs_rms", "ret_rms"):
         ours, theirs = getattr(wrapper, name), getattr(saved, name)
@@ -111,17 +105,21 @@ def test_statistics_and_wrappers_come_from_the_agent_s_folder(tmp_path):
     assert np.array_equal(agent.predict(rows)[0], Agent(again).predict(rows)[0])
 
 
+def pushed(tmp_path, normalize, agent, statistics):
+    """The path of a trained agent of that name, beside nothing but its statistics, of that name."""
+    train(tmp_path, "ppo", "CartPole-v1", 256, normalize)
+    run, folder = tmp_path / "logs/ppo/CartPole-v1_1", tmp_path / "pushed"
+    folder.mkdir()
+    (run / "CartPole-v1/vecnormalize.pkl").rename(folder / statistics)
+    return (run / "CartPole-v1.zip").rename(folder / agent)
+
+
 @pytest.mark.slow
 def test_statistics_beside_a_lone_zip_go_on_being_its_own(tmp_path):
-    train(tmp_path, "ppo", "CartPole-v1", 256, "normalize:True")
-    run = tmp_path / "logs/ppo/CartPole-v1_1"
-    (tmp_path / "pushed").mkdir()
-    (run / "CartPole-v1.zip").rename(tmp_path / "pushed/ppo-CartPole-v1.zip")
-    (run / "CartPole-v1/vecnormalize.pkl").rename(tmp_path / "pushed/vec_normalize.pkl")
+    path = pushed(tmp_path, "normalize:True", "ppo-CartPole-v1.zip", "vec_normalize.pkl")
     said = []
-    found = session(tmp_path / "pushed/ppo-CartPole-v1.zip", "ppo", "CartPole-v1", say=said.append)
-    with open(tmp_path / "pushed/vec_normalize.pkl", "rb") as file:
-        saved = pickle.load(file)  # our own, of a moment ago
+    found = session(path, "ppo", "CartPole-v1", say=said.append)
+    saved = pickle.loads((tmp_path / "pushed/vec_normalize.pkl").read_bytes())  # our own, of a moment ago
     assert (found.model.get_vec_normalize_env().obs_rms.mean == saved.obs_rms.mean).all()
     assert not any("vecnormalize.pkl" in line for line in said)
 
@@ -129,18 +127,14 @@ def test_statistics_beside_a_lone_zip_go_on_being_its_own(tmp_path):
 @pytest.mark.slow
 def test_a_lone_zip_is_normalised_as_its_statistics_say(tmp_path):
     options = "normalize:dict(clip_obs=0.5,epsilon=0.01,norm_reward=False)"
-    train(tmp_path, "ppo", "CartPole-v1", 256, options)
-    run = tmp_path / "logs/ppo/CartPole-v1_1"
-    (tmp_path / "pushed").mkdir()
-    (run / "CartPole-v1.zip").rename(tmp_path / "pushed/agent.zip")
-    (run / "CartPole-v1/vecnormalize.pkl").rename(tmp_path / "pushed/vecnormalize.pkl")
-    found = session(tmp_path / "pushed/agent.zip", "ppo", "CartPole-v1")
+    path = pushed(tmp_path, options, "agent.zip", "vecnormalize.pkl")
+    found = session(path, "ppo", "CartPole-v1")
     wrapper = found.model.get_vec_normalize_env()
     assert (wrapper.clip_obs, wrapper.epsilon, wrapper.norm_reward, wrapper.norm_obs) == (0.5, 0.01, False, True)
     rows = observations(found.model)
-    agent = quarl.load(tmp_path / "pushed/agent.zip")
+    agent = quarl.load(path)
     assert np.array_equal(agent.predict(rows)[0], Agent(from_model(found.model)).predict(rows)[0])
-    other = session(tmp_path / "pushed/agent.zip", "ppo", "CartPole-v1", "--params", "normalize:dict(clip_obs=9.0)")
+    other = session(path, "ppo", "CartPole-v1", "--params", "normalize:dict(clip_obs=9.0)")
     assert other.model.get_vec_normalize_env().clip_obs == 9.0
 
 

@@ -9,11 +9,6 @@ from quarl.config import TrainConfig
 from quarl.runs.train import Training
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def model(algo, kwargs, env="CartPole-v1"):
     config = TrainConfig(algo=algo, env=env, n_timesteps=20_000, params=(f"policy_kwargs:{kwargs}",))
     session = Training(config, lambda line: None)

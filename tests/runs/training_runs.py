@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import numpy as np
-import torch
 
-from quarl.cli import main
+from quarl.algorithms.cpu import threads
+from quarl.cli import main, parse
+from quarl.runs.train import Training
 
 SMALL = {
     "ppo": "n_steps:64 batch_size:64 n_epochs:2",
@@ -20,6 +22,8 @@ SMALL = {
 }
 NETWORK = "policy_kwargs:dict(net_arch=[16])"
 D4PG_NETWORK = "policy_kwargs:dict(net_arch=dict(pi=[16],qf=[16]))"
+Threads = partial(threads, 1)
+"""Torch on one thread inside, as training is."""
 QUIET = ["--eval-freq", "0", "--eval-episodes", "2", "--save-freq", "0"]
 
 
@@ -39,6 +43,13 @@ def train(tmp_path, *args, **kwargs):
     return row
 
 
+def session(*args):
+    """What a command line begins, or goes on with."""
+    config = parse([str(arg) for arg in args])
+    config.check()
+    return Training(config, lambda line: None)
+
+
 def weights(model):
     """The policy's parameters and buffers by name, as numpy arrays."""
     return {name: tensor.detach().numpy().copy() for name, tensor in model.policy.state_dict().items()}
@@ -47,14 +58,3 @@ def weights(model):
 def same(one, other):
     """Bit for bit."""
     return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
-
-
-class Threads:
-    """Torch on one thread inside, as training is."""
-
-    def __enter__(self):
-        self.before = torch.get_num_threads()
-        torch.set_num_threads(1)
-
-    def __exit__(self, *_):
-        torch.set_num_threads(self.before)
