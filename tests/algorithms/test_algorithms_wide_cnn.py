@@ -37,14 +37,8 @@ def test_what_it_cannot_see_is_one_line(shape):
 def test_a_saved_agent_computes_what_it_learned(tmp_path):
     kwargs = {"features_extractor_class": WideCNN, "net_arch": []}
     kwargs["features_extractor_kwargs"] = {"filters": 5, "features_dim": 16}
-    model = DQN(
-        "CnnPolicy",
-        Still(IMAGES, gymnasium.spaces.Discrete(3)),
-        policy_kwargs=kwargs,
-        buffer_size=1,
-        device="cpu",
-        seed=0,
-    )
+    env = Still(IMAGES, gymnasium.spaces.Discrete(3))
+    model = DQN("CnnPolicy", env, policy_kwargs=kwargs, buffer_size=1, device="cpu", seed=0)
     model.save(tmp_path / "agent.zip")
     policy = quantize(read(tmp_path / "agent.zip"), QuantSpec.parse("fp32"))
     images = np.random.default_rng(0).integers(0, 256, (4, 4, 84, 84), dtype=np.uint8)
