@@ -130,7 +130,7 @@ def test_episodes_do_not_depend_on_the_batch(batch: int) -> None:
 
 
 @pytest.mark.parametrize("interval", [True, 2, 3])
-def test_recorded_observations_are_those_acted_on_at_intervals_from_each_start(interval: int) -> None:
+def test_recorded_observations_are_those_acted_on_at_their_interval(interval: int) -> None:
     for episode in episodes(5, record=interval):
         assert episode.observations is not None
         recorded = range(0, episode.length, interval)

@@ -366,7 +366,7 @@ def args(change):
         ),
     ],
 )
-def test_a_run_whose_files_are_damaged_or_gone_is_refused_in_one_line(damage, said, tmp_path, capsys):
+def test_a_run_whose_files_are_damaged_or_gone_is_refused(damage, said, tmp_path, capsys):
     train(tmp_path, "a2c", "CartPole-v1", 128)
     damage(tmp_path / "logs/a2c/CartPole-v1_1")
     assert said in refused(capsys, resuming("a2c", "CartPole-v1", "-n", 999))
