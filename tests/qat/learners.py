@@ -6,11 +6,14 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import torch
 from gymnasium import spaces
 from stable_baselines3 import A2C, DDPG, DQN, PPO, SAC, TD3
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.noise import NormalActionNoise
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
+from quarl import qat
 from quarl.algorithms.d4pg import D4PG
 
 NOISE = NormalActionNoise(np.zeros(1), np.full(1, 0.1))
@@ -34,6 +37,29 @@ def make(algo: str, *, seed: int = 0, **kwargs: Any) -> Any:
     if algo in NETS:
         kwargs = {"policy_kwargs": {"net_arch": NETS[algo]}, **kwargs}
     return cls("MlpPolicy", env, seed=seed, **{**settings, **kwargs})
+
+
+def prepared(algo: str, spec: Any, **kwargs: Any) -> Any:
+    """A fresh model that is prepared for a precision."""
+    model = make(algo, **kwargs)
+    qat.prepare(model, spec)
+    return model
+
+
+def watched(algo: str, spec: Any, steps: int = 128, **kwargs: Any) -> Any:
+    """A model whose ranges are known from so many steps, and whose quantisation has not acted."""
+    return prepared(algo, spec, **kwargs).learn(steps, callback=qat.QuantDelay(10**6, allow_inactive=True))
+
+
+class Normalised(BaseFeaturesExtractor):
+    """A dense layer with batch normalisation behind it."""
+
+    def __init__(self, space: Any, features_dim: int = 8) -> None:
+        super().__init__(space, features_dim)
+        self.net = torch.nn.Sequential(torch.nn.Linear(*space.shape, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU())
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        return self.net(observations)
 
 
 class Pictures(gymnasium.Env[np.ndarray, Any]):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learners import Pictures, make
+from learners import Pictures, prepared, watched
 from stable_baselines3 import PPO
 
 from quarl import qat
@@ -21,9 +21,7 @@ MODELS: dict[str, Any] = {"ppo": RELU, "dqn": {}, "td3": {}, "sac": {}, "d4pg": 
 
 def trained(algo: str) -> Any:
     """A model whose ranges are known and whose quantisation has not acted."""
-    model = make(algo, **MODELS[algo])
-    qat.prepare(model, "4")
-    model.learn(160, callback=qat.QuantDelay(10**6, allow_inactive=True))
+    model = watched(algo, "4", 160, **MODELS[algo])
     if hasattr(model, "replay_buffer"):
         model.replay_buffer.reset()  # with nothing to look at, weights are balanced and not moved to their grids
     return model
@@ -130,9 +128,7 @@ def switches_without_a_trace(model: Any) -> None:
 
 def test_the_noise_of_gsde_keeps_its_size():
     """It multiplies what the last layer reads."""
-    model = make("sac", use_sde=True)
-    qat.prepare(model, "4")
-    model.learn(160, callback=qat.QuantDelay(10**6, allow_inactive=True))
+    model = watched("sac", "4", 160, use_sde=True)
     rows, actor = torch.randn(16, 3), model.policy.actor
 
     def deviation():
@@ -149,14 +145,7 @@ def test_the_noise_of_gsde_keeps_its_size():
 
 @pytest.mark.parametrize("what", ["tanh", "nothing seen"])
 def test_what_cannot_be_balanced_stays_as_it_was(what: str):
-    if what == "tanh":
-        model = make("ppo")
-        qat.prepare(model, "4")
-        model.learn(128, callback=qat.QuantDelay(10**6, allow_inactive=True))
-    else:
-        model = make("dqn")
-        qat.prepare(model, "4")
-    switches_without_a_trace(model)
+    switches_without_a_trace(watched("ppo", "4") if what == "tanh" else prepared("dqn", "4"))
 
 
 def test_an_extractor_that_the_value_network_shares_is_left_alone():

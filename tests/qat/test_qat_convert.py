@@ -9,10 +9,9 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from learners import ALGORITHMS, Pictures, make
+from learners import ALGORITHMS, Pictures, make, prepared
 from stable_baselines3 import A2C, DQN, PPO, SAC
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from torch import nn
 
@@ -55,8 +54,7 @@ def agree(model: Any, *names: str, share: float = 1.0) -> None:
 
 
 def trained(algo: str, spec: qat.QatSpec, **kwargs: Any) -> Any:
-    model = make(algo, **kwargs)
-    qat.prepare(model, spec)
+    model = prepared(algo, spec, **kwargs)
     return model.learn(256, callback=qat.QuantDelay(128))
 
 
@@ -94,8 +92,7 @@ def test_scores_of_integers_are_those_of_training():
 
 
 def test_what_action_values_have_in_common_costs_no_bits():
-    model = make("dqn")
-    qat.prepare(model, "w2a8")
+    model = prepared("dqn", "w2a8")
     last = model.q_net.q_net[-1]
     with torch.no_grad():
         last.weight += 100 * torch.rand(1, last.in_features)  # hundreds of times what the two actions differ by
@@ -109,8 +106,7 @@ def test_what_action_values_have_in_common_costs_no_bits():
 
 
 def test_a_value_networks_output_is_rounded_whole():
-    model = make("ppo")
-    qat.prepare(model, qat.QatSpec.parse("w2a8", critic=True))
+    model = prepared("ppo", qat.QatSpec.parse("w2a8", critic=True))
     assert model.policy.action_net.plan.scores
     assert not model.policy.value_net.plan.scores
 
@@ -280,20 +276,3 @@ def test_a_converted_agent_reads_raw_observations_of_a_normalised_environment():
     raw = np.array([[0.1, 0.99, 5.0], [-0.8, 0.6, -2.0]], np.float32)
     expected, _ = model.predict(env.normalize_obs(raw), deterministic=True)
     np.testing.assert_allclose(qat.convert(model).predict(raw)[0], expected, atol=0.04)  # 1 % of the range
-
-
-def test_layers_that_constants_change_are_refused_by_name_before_training():
-    """Fake quantisation is of a layer's own weight; what integers would run is another, with BatchNorm in it."""
-
-    class Extractor(BaseFeaturesExtractor):
-        def __init__(self, space):
-            super().__init__(space, 8)
-            self.net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU())
-
-        def forward(self, x):
-            return self.net(x)
-
-    model = PPO("MlpPolicy", "CartPole-v1", policy_kwargs={"features_extractor_class": Extractor}, n_steps=64)
-    with pytest.raises(UnsupportedError, match=r"layer 'features_extractor\.net\.0' gives is normalised"):
-        qat.prepare(model, "int8")
-    assert type(model.policy).__name__ == "ActorCriticPolicy"

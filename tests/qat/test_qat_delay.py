@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learners import ALGORITHMS, make
+from learners import ALGORITHMS, Normalised, make, prepared, watched
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, Logger
@@ -49,10 +49,7 @@ def test_the_step_at_which_it_begins_to_act_is_told(algo: str, delay: int, expec
     [(0.5, 0, 256), (0.25, 0, 128), (None, 0, 256), (0.5, 256, 512), (np.float32(0.5), 0, 256)],
 )
 def test_a_share_is_of_the_steps_that_learn_was_asked_for(delay: Any, begun: int, expected: int):
-    model = make("ppo")
-    qat.prepare(model, "w4a8")
-    if begun:
-        model.learn(begun, callback=qat.QuantDelay(10**6, allow_inactive=True))
+    model = watched("ppo", "w4a8", begun) if begun else prepared("ppo", "w4a8")
     model.learn(512, callback=qat.QuantDelay(delay), reset_num_timesteps=not begun)
     assert qat.switched_at(model) == expected
 
@@ -80,22 +77,24 @@ class Stop(BaseCallback):
         return self.num_timesteps < self.step
 
 
-def test_a_run_that_is_broken_off_before_the_switch_is_no_result():
-    model = make("dqn")
-    qat.prepare(model, "w8a8")
-    with pytest.raises(QuarlError, match="ended before step 150, from which on quantisation would have acted"):
-        model.learn(200, callback=[qat.QuantDelay(150), Stop(100)])
-    other = make("dqn")
-    qat.prepare(other, "w8a8")
-    other.learn(200, callback=[qat.QuantDelay(150, allow_inactive=True), Stop(100)])
-    assert not qat.is_active(other)
+@pytest.mark.parametrize(
+    ("kwargs", "delay", "stop", "said"),
+    [
+        ({}, 150, 100, "before step 150, from which on quantisation would have acted"),
+        ({"train_freq": 4, "gradient_steps": 0}, 100, 200, "without an update after step 100"),
+    ],
+)
+def test_a_run_without_an_update_behind_the_switch_is_no_result(kwargs: Any, delay: int, stop: int, said: str):
+    with pytest.raises(QuarlError, match=f"ended {said}"):
+        prepared("dqn", "w8a8", **kwargs).learn(200, callback=[qat.QuantDelay(delay), Stop(stop)])
+    callback = [qat.QuantDelay(delay, allow_inactive=True), Stop(stop)]
+    assert qat.is_active(prepared("dqn", "w8a8", **kwargs).learn(200, callback=callback)) == (delay < stop)
 
 
 @pytest.mark.parametrize("spec", ["w8a8", "w4"])
 @pytest.mark.parametrize("algo", ["dqn", "td3", "sac", "d4pg"])
 def test_a_run_that_ends_before_learning_starts_is_refused(algo: str, spec: str):
-    model = make(algo, learning_starts=400)
-    qat.prepare(model, spec)
+    model = prepared(algo, spec, learning_starts=400)
     with pytest.raises(QuarlError, match=r"learning starts after step 400, and this run ends at 400"):
         model.learn(400, callback=qat.QuantDelay())
     assert model.num_timesteps == 0
@@ -103,22 +102,11 @@ def test_a_run_that_ends_before_learning_starts_is_refused(algo: str, spec: str)
     assert qat.is_active(model)
 
 
-def test_a_run_without_an_update_after_the_switch_is_no_result():
-    model = make("dqn", train_freq=4, gradient_steps=0)
-    qat.prepare(model, "w8a8")
-    with pytest.raises(QuarlError, match="ended without an update after step 100"):
-        model.learn(200, callback=qat.QuantDelay(100))
-    other = make("dqn", train_freq=4, gradient_steps=0)
-    qat.prepare(other, "w8a8")
-    other.learn(200, callback=qat.QuantDelay(100, allow_inactive=True))
-
-
 @pytest.mark.slow
 def test_a_callback_serves_one_run_after_another():
     callback, switched = qat.QuantDelay(), []
     for steps in (256, 1024):
-        model = make("ppo")
-        qat.prepare(model, "w8a8")
+        model = prepared("ppo", "w8a8")
         switched.append(qat.switched_at(model.learn(steps, callback=callback)))
     assert switched == [128, 512]
 
@@ -151,7 +139,11 @@ class Own(BaseFeaturesExtractor):
 
 @pytest.mark.parametrize(
     ("extractor", "message"),
-    [(Twice, r"'features_extractor\.l.*' is no module of its own"), (Own, r"'features_extractor\.l' is a OwnLinear")],
+    [
+        (Twice, r"'features_extractor\.l.*' is no module of its own"),
+        (Own, r"'features_extractor\.l' is a OwnLinear"),
+        (Normalised, r"layer 'features_extractor\.net\.0' gives is normalised"),
+    ],
 )
 def test_a_model_that_is_refused_is_as_it_was(extractor: Any, message: str):
     model = PPO("MlpPolicy", "CartPole-v1", n_steps=64, policy_kwargs={"features_extractor_class": extractor})
@@ -170,8 +162,7 @@ def test_a_model_that_is_refused_is_as_it_was(extractor: Any, message: str):
 
 def observation_grid(spec: qat.QatSpec) -> tuple[int, bool]:
     """(bits, whether a wide grid's) that CartPole's observation is trained with."""
-    model = make("ppo")
-    qat.prepare(model, spec)
+    model = prepared("ppo", spec)
     (site,) = {
         layer.before
         for layer in tables_of(model.policy)[""].plan.layers
@@ -201,8 +192,7 @@ def test_more_bits_of_the_observation_than_sums_are_exact_with_are_refused():
 
 
 def test_sixteen_bits_of_weights_and_activations_are_near_float32():
-    model = make("ppo")
-    qat.prepare(model, "w16a16")
+    model = prepared("ppo", "w16a16")
     model.learn(384, callback=qat.QuantDelay(128))
     rows = model.rollout_buffer.observations.reshape(-1, 4)[:100]
     policy = qat.quantized_policy(model)
@@ -220,8 +210,7 @@ def test_sixteen_bits_of_weights_and_activations_are_near_float32():
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_training_without_the_callback_is_warned_of_once(algo: str):
-    model = make(algo)
-    qat.prepare(model, "w8a8")
+    model = prepared(algo, "w8a8")
     with pytest.warns(UserWarning, match=r"prepared for w8a8 and trained without qat\.QuantDelay") as found:
         model.learn(512)
     assert len(found) == 1

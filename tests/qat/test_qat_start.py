@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learners import Pictures, make
+from learners import Pictures, make, watched
 from stable_baselines3 import DQN, SAC
 
 from quarl import qat
@@ -24,9 +24,7 @@ OFF_POLICY = ("dqn", "ddpg", "td3", "sac", "d4pg")
 
 def trained(algo: str, spec: QatSpec | str = "3", **kwargs: Any) -> Any:
     """A model whose ranges are known, and whose quantisation has not acted."""
-    model = make(algo, **kwargs)
-    qat.prepare(model, spec)
-    return model.learn(192, callback=qat.QuantDelay(10**6, allow_inactive=True))
+    return watched(algo, spec, 192, **kwargs)
 
 
 def acting(model: Any) -> Any:

@@ -8,11 +8,10 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from learners import ALGORITHMS, make
+from learners import ALGORITHMS, Normalised, make, prepared
 from stable_baselines3 import A2C, PPO, TD3
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import ActorCriticPolicy
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 
 from quarl import qat
 from quarl.errors import QuarlError, UnsupportedError
@@ -48,8 +47,7 @@ def test_before_it_acts_training_is_plain_training_bit_for_bit(algo: str):
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_a_loaded_model_acts_and_goes_on_as_the_saved_one(algo: str, tmp_path: Any):
-    model = make(algo)
-    qat.prepare(model, qat.QatSpec.parse("w4a8", critic=True))
+    model = prepared(algo, qat.QatSpec.parse("w4a8", critic=True))
     model.learn(STEPS, callback=qat.QuantDelay(STEPS // 4))
     assert qat.is_active(model)
     model.save(tmp_path / "model")
@@ -84,8 +82,7 @@ class FirstRatio(BaseCallback):
 
 @pytest.mark.slow
 def test_the_first_minibatch_has_a_probability_ratio_of_one():
-    model = make("ppo")
-    qat.prepare(model, qat.QatSpec.parse("w4a8"))
+    model = prepared("ppo", qat.QatSpec.parse("w4a8"))
     ratios = FirstRatio()
     model.learn(6 * 128, callback=[qat.QuantDelay(256), ratios])
     assert qat.is_active(model)
@@ -95,8 +92,7 @@ def test_the_first_minibatch_has_a_probability_ratio_of_one():
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", ["dqn", "ddpg", "td3", "sac", "d4pg"])
 def test_target_networks_quantise_with_the_ranges_of_their_originals(algo: str):
-    model = make(algo)
-    qat.prepare(model, qat.QatSpec.parse("w4a8", critic=True))
+    model = prepared(algo, qat.QatSpec.parse("w4a8", critic=True))
     model.learn(STEPS, callback=qat.QuantDelay(STEPS // 2))
     follow(model, active=True)
     tables = tables_of(model.policy)
@@ -118,8 +114,7 @@ def test_target_networks_quantise_with_the_ranges_of_their_originals(algo: str):
 
 def test_target_networks_count_in_the_steps_of_the_grids_in_force():
     """Long sums are counted in steps of grids, which are made anew only some updates after the ranges were copied."""
-    model = make("dqn", policy_kwargs={"net_arch": [300, 300]})
-    qat.prepare(model, "w8a8")
+    model = prepared("dqn", "w8a8", policy_kwargs={"net_arch": [300, 300]})
     model.learn(STEPS, callback=qat.QuantDelay(64))
     rows, table = torch.randn(16, 4), tables_of(model.policy)["q_net_target"]
     with torch.no_grad():
@@ -133,8 +128,7 @@ def test_target_networks_count_in_the_steps_of_the_grids_in_force():
 
 
 def test_rollouts_see_the_weights_after_every_step():
-    model = make("dqn")
-    qat.prepare(model, "w8a8")
+    model = prepared("dqn", "w8a8")
     model.learn(STEPS, callback=qat.QuantDelay(64))
     rows = torch.randn(16, 4)
     with torch.no_grad():
@@ -149,8 +143,7 @@ def test_rollouts_see_the_weights_after_every_step():
 
 
 def test_the_value_network_is_quantised_where_asked_for():
-    model = make("ppo")
-    qat.prepare(model, qat.QatSpec.parse("w2a8", critic=True))
+    model = prepared("ppo", qat.QatSpec.parse("w2a8", critic=True))
     model.learn(384, callback=qat.QuantDelay(0))
     layer = model.policy.value_net
     assert len(np.unique(layer.computed().weight.detach().numpy())) <= 4
@@ -159,8 +152,7 @@ def test_the_value_network_is_quantised_where_asked_for():
 @pytest.mark.parametrize("algo", ["ppo", "a2c", "ddpg", "td3", "sac", "d4pg"])
 def test_every_layer_of_a_critic_is_quantised_where_asked_for(algo: str):
     """The last ones with the bits of the output, and no other one."""
-    model = make(algo)
-    qat.prepare(model, qat.QatSpec.parse("w2a8", output_bits=6, critic=True))
+    model = prepared(algo, qat.QatSpec.parse("w2a8", output_bits=6, critic=True))
     policy = model.policy
     critics = [policy.critic, policy.critic_target] if hasattr(policy, "critic") else [policy]
     for network in critics:
@@ -179,8 +171,7 @@ def test_every_layer_of_a_critic_is_quantised_where_asked_for(algo: str):
 
 
 def test_bits_of_the_output_and_layers_left_out():
-    model = make("ppo")
-    qat.prepare(model, qat.QatSpec.parse("w2a8", output_bits=8, skip=("mlp_extractor.policy_net.2",)))
+    model = prepared("ppo", qat.QatSpec.parse("w2a8", output_bits=8, skip=("mlp_extractor.policy_net.2",)))
     model.learn(256, callback=qat.QuantDelay(0))
     first, skipped = model.policy.mlp_extractor.policy_net[0], model.policy.mlp_extractor.policy_net[2]
     last = model.policy.action_net
@@ -202,16 +193,14 @@ def test_a_layer_that_is_not_there_cannot_be_left_out():
     ("algo", "delay", "steps"), [("ppo", 129, 256), ("dqn", 300, 300), ("a2c", 98, 100)], ids=lambda value: str(value)
 )
 def test_a_delay_beyond_the_last_rollout_is_refused_before_training(algo: str, delay: int, steps: int):
-    model = make(algo)
-    qat.prepare(model, "w8a8")
+    model = prepared(algo, "w8a8")
     with pytest.raises(QuarlError, match="last rollout"):
         model.learn(steps, callback=qat.QuantDelay(delay))
     assert model.num_timesteps == 0
 
 
 def test_the_last_rollout_of_an_off_policy_algorithm_may_be_long():
-    model = make("dqn", train_freq=256)
-    qat.prepare(model, "w8a8")
+    model = prepared("dqn", "w8a8", train_freq=256)
     with pytest.raises(QuarlError, match="last rollout of this run starts at 768"):
         model.learn(1000, callback=qat.QuantDelay(769))
     assert model.num_timesteps == 0
@@ -220,8 +209,7 @@ def test_the_last_rollout_of_an_off_policy_algorithm_may_be_long():
 
 
 def test_the_delay_is_the_middle_of_the_run_unless_given():
-    model = make("dqn")
-    qat.prepare(model, "w8a8")
+    model = prepared("dqn", "w8a8")
     model.learn(200, callback=qat.QuantDelay())
     assert 100 <= float(tables_of(model.policy)["q_net"].switched_at) <= 104
 
@@ -232,8 +220,7 @@ def test_a_run_in_two_parts_has_the_grids_of_one_without_a_break(stop: int):
     """With a delay that is no multiple of the steps between two looks at ranges."""
 
     def parts(*lengths: int) -> dict[str, torch.Tensor]:
-        model = make("dqn", exploration_initial_eps=0.1, exploration_final_eps=0.1)
-        qat.prepare(model, "w4a8")
+        model = prepared("dqn", "w4a8", exploration_initial_eps=0.1, exploration_final_eps=0.1)
         for length in lengths:
             callback = qat.QuantDelay(200, allow_inactive=True)
             model.learn(length, reset_num_timesteps=not model.num_timesteps, callback=callback)
@@ -242,17 +229,6 @@ def test_a_run_in_two_parts_has_the_grids_of_one_without_a_break(stop: int):
 
     whole, broken = parts(500), parts(stop, 500 - stop)
     assert all(torch.equal(tensor, broken[name]) for name, tensor in whole.items())
-
-
-class Normalised(BaseFeaturesExtractor):
-    """A dense layer with batch normalisation behind it."""
-
-    def __init__(self, space: Any, features_dim: int = 8) -> None:
-        super().__init__(space, features_dim)
-        self.net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU())
-
-    def forward(self, observations: torch.Tensor) -> torch.Tensor:
-        return self.net(observations)
 
 
 def test_batch_normalisation_is_read_and_refused_for_training_until_it_is_folded():
@@ -288,8 +264,7 @@ class OwnPolicy(ActorCriticPolicy):
 
 
 def test_what_cannot_be_prepared_is_refused_by_name():
-    model = make("ppo")
-    qat.prepare(model, "w8a8")
+    model = prepared("ppo", "w8a8")
     with pytest.raises(QuarlError, match="prepared already, for w8a8"):
         qat.prepare(model, "w4a8")
     custom = PPO("MlpPolicy", "CartPole-v1", device="cpu", policy_kwargs={"activation_fn": torch.nn.CELU})
