@@ -108,6 +108,7 @@ def test_networks_of_every_activation_are_torchs(kind: str):
         (nn.PReLU(), "prelu"),
         (nn.Hardtanh(-0.5, 2), "clip"),
         (nn.LeakyReLU(), "leaky_relu"),
+        (nn.ReLU(), "relu"),
     ],
 )
 def test_options_of_activations_are_followed(module: nn.Module, expected: str):
@@ -283,14 +284,6 @@ def test_cleanrl_ppo_of_atari():
     policy = same(module, (4, 36, 36), observation_dtype="uint8", tolerance=1e-5)
     assert isinstance(policy.ops[0], Scale)
     assert policy.ops[0].factor == np.float32(1 / 255)
-
-
-def test_cleanrl_dqn():
-    module = Function(
-        lambda m, x: m.network(x),
-        network=nn.Sequential(nn.Linear(4, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 2)),
-    )
-    assert kinds(same(module, (4,))) == ["Dense", "relu", "Dense", "relu", "Dense"]
 
 
 def test_cleanrl_c51_scores_the_expectations_of_its_distributions():

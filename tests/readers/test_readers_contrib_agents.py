@@ -118,11 +118,7 @@ DAMAGE: list[tuple[str, Change, str]] = [
         sized(*SIXTEEN),
         "16 outputs, not 5 quantiles of 3",
     ),
-    (
-        "qrdqn",
-        data_with(n_quantiles=None, action_space=space(spaces.Discrete(4))),
-        "15 outputs, not whole quantiles of 4",
-    ),
+    ("qrdqn", FOUR, "15 outputs, not whole quantiles of 4"),
     ("qrdqn", data_with(action_space=space(spaces.Discrete(5))), "15 outputs, not 5 quantiles of 5 actions"),
     ("qrdqn", data_with(action_space=space(BOX)), "action_space is Box, which qrdqn cannot have"),
     ("qrdqn", filled(f"{QUANTILES}.bias", np.inf), "NaN or infinity"),

@@ -37,26 +37,16 @@ def archive(model: D4PG, tmp_path: Path) -> Path:
     return tmp_path / "Still-v0.zip"
 
 
-def assert_acts_alike(policy: Policy, model: D4PG) -> None:
+@pytest.mark.parametrize("saved", [False, True])
+def test_the_policy_acts_as_the_model_does(saved: bool, archive: Path, model: D4PG):
+    policy = read(archive) if saved else from_model(model)
+    assert isinstance(policy, Policy)
     observations = np.random.default_rng(1).standard_normal((200, 5)).astype(np.float32)
     expected, _ = model.predict(observations, deterministic=True)
     assert (np.ptp(expected, axis=0) > 0.05).all()
     output = as_float(policy, observations)[policy.output]
     np.testing.assert_allclose(policy.head(output), expected, rtol=0, atol=1e-5)
-
-
-def test_the_extracted_policy_acts_as_the_model(model: D4PG):
-    policy = from_model(model)
-    assert_acts_alike(policy, model)
-    assert policy.provenance.algo == "d4pg"
-    assert policy.head.kind == "tanh"
-
-
-def test_the_saved_model_is_read_without_running_it(archive: Path, model: D4PG):
-    policy = read(archive)
-    assert isinstance(policy, Policy)
-    assert_acts_alike(policy, model)
-    assert policy.provenance.algo == "d4pg"
+    assert (policy.provenance.algo, policy.head.kind) == ("d4pg", "tanh")
     assert [op.name for op in policy.ops] == [op.name for op in from_model(model).ops]
 
 

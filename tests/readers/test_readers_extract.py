@@ -31,7 +31,7 @@ from quarl.policy.graph import Policy, Provenance
 from quarl.policy.operators import Dense, Normalize
 from quarl.readers import load
 from quarl.readers.extract import from_model
-from sb3_archives import assert_same
+from sb3_archives import Still, assert_same
 
 IMAGE = spaces.Box(0, 255, (3, 36, 36), np.uint8)
 VECTOR = spaces.Box(-3, 3, (5,), np.float32)
@@ -39,6 +39,7 @@ TABLE = spaces.Box(-np.inf, np.inf, (2, 3), np.float32)
 BOX = spaces.Box(np.float32([-2, -1, 0]), np.float32([1, 3, 0.5]))
 ROWS = spaces.Box(np.float32([[-2, -1, 0], [-1, 0, 1]]), np.float32([[1, 3, 0.5], [2, 1, 3]]))
 CHOICE = spaces.Discrete(4)
+VECTOR.seed(0)
 SMALL_CNN = {"features_extractor_kwargs": {"features_dim": 16}}
 
 # (algorithm, policy, observations, actions, policy_kwargs, other arguments)
@@ -67,23 +68,6 @@ MODELS: list[tuple[type[BaseAlgorithm], str, spaces.Box, spaces.Space[Any], dict
 ]
 
 
-class Drift(gymnasium.Env[np.ndarray, Any]):
-    """Observations of any space, from a seeded generator."""
-
-    def __init__(self, observation_space: spaces.Box, action_space: spaces.Space[Any]) -> None:
-        self.observation_space, self.action_space = observation_space, action_space
-        self.rng = np.random.default_rng(0)
-
-    def observe(self) -> np.ndarray:
-        return sample(self.rng, self.observation_space, 1)[0]
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
-        return self.observe(), {}
-
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        return self.observe(), 0.0, False, False, {}
-
-
 def sample(rng: np.random.Generator, space: spaces.Box, rows: int) -> np.ndarray:
     if space.dtype == np.uint8:
         return rng.integers(0, 256, (rows, *space.shape), np.uint8)
@@ -100,7 +84,7 @@ def build(
 ) -> BaseAlgorithm:
     if algorithm not in (PPO, A2C):
         options = options | {"buffer_size": 10}
-    env = Drift(observed, acts)
+    env = Still(observed, acts)
     model = algorithm(policy, env, policy_kwargs=dict(kwargs), seed=3, device="cpu", **options)  # type: ignore[call-arg]
     with torch.no_grad():  # fresh heads give almost 0, where a missing tanh or clip would not show
         for layer in (module for module in model.policy.modules() if isinstance(module, nn.Linear)):
@@ -161,7 +145,7 @@ def test_a_model_keeps_its_training_mode():
 
 @pytest.mark.parametrize("clip", [10.0, 0.5])
 def test_normalisation_becomes_part_of_the_policy(clip: float, tmp_path: Path):
-    env = VecNormalize(DummyVecEnv([lambda: Drift(VECTOR, BOX)]), clip_obs=clip)
+    env = VecNormalize(DummyVecEnv([lambda: Still(VECTOR, BOX)]), clip_obs=clip)
     model = PPO("MlpPolicy", env, seed=0, device="cpu")
     env.reset()
     for _ in range(50):
@@ -179,12 +163,12 @@ def test_normalisation_becomes_part_of_the_policy(clip: float, tmp_path: Path):
 
 
 def test_rewards_alone_are_not_normalised_in_the_policy():
-    env = VecNormalize(DummyVecEnv([lambda: Drift(VECTOR, BOX)]), norm_obs=False)
+    env = VecNormalize(DummyVecEnv([lambda: Still(VECTOR, BOX)]), norm_obs=False)
     assert isinstance(from_model(PPO("MlpPolicy", env, device="cpu")).ops[0], Dense)
 
 
 def test_statistics_of_single_frames_do_not_fit_a_stack_of_them():
-    env = VecFrameStack(VecNormalize(DummyVecEnv([lambda: Drift(VECTOR, BOX)])), 2)
+    env = VecFrameStack(VecNormalize(DummyVecEnv([lambda: Still(VECTOR, BOX)])), 2)
     with pytest.raises(QuarlError, match=r"shape \(5,\), but the policy observes \(10,\)"):
         from_model(PPO("MlpPolicy", env, device="cpu"))
 
@@ -225,7 +209,7 @@ def test_wrappers_of_vectors_that_may_change_what_is_observed_leave_no_environme
 
 
 def test_statistics_are_those_of_the_one_that_normalises_observations():
-    inner = VecNormalize(DummyVecEnv([lambda: Drift(VECTOR, BOX)]), norm_reward=False)
+    inner = VecNormalize(DummyVecEnv([lambda: Still(VECTOR, BOX)]), norm_reward=False)
     model = PPO("MlpPolicy", VecNormalize(inner, norm_obs=False), device="cpu")
     assert isinstance(from_model(model).ops[0], Normalize)
     model = PPO("MlpPolicy", VecNormalize(inner), device="cpu")
@@ -241,7 +225,7 @@ class Contrary(ActorCriticPolicy):
 
 
 def test_a_policy_class_that_does_more_than_its_networks_is_refused(tmp_path: Path):
-    model = PPO(Contrary, Drift(VECTOR, BOX), device="cpu")
+    model = PPO(Contrary, Still(VECTOR, BOX), device="cpu")
     with torch.no_grad():
         model.policy.action_net.bias.fill_(0.2)
     with pytest.raises(UnsupportedError, match="Contrary"):
@@ -267,7 +251,7 @@ class Squares(BaseFeaturesExtractor):
 def test_the_two_lines_that_the_refusal_of_a_custom_extractor_names_read_the_agent(
     learner: Any, called: str, normalized: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    venv: Any = DummyVecEnv([lambda: Drift(VECTOR, BOX if learner is SAC else CHOICE)])
+    venv: Any = DummyVecEnv([lambda: Still(VECTOR, BOX if learner is SAC else CHOICE)])
     env = VecNormalize(venv) if normalized else venv
     model = learner("MlpPolicy", env, policy_kwargs={"features_extractor_class": Squares}, device="cpu")
     model.save(tmp_path / "agent.zip")
@@ -290,9 +274,9 @@ def test_the_two_lines_that_the_refusal_of_a_custom_extractor_names_read_the_age
 
 def test_other_models_and_spaces_are_refused_by_name():
     with pytest.raises(UnsupportedError, match="ActorCriticPolicy is not a model of ppo"):
-        from_model(PPO("MlpPolicy", Drift(VECTOR, BOX), device="cpu").policy)
+        from_model(PPO("MlpPolicy", Still(VECTOR, BOX), device="cpu").policy)
     with pytest.raises(UnsupportedError, match="MultiDiscrete that does not count from 0"):
-        from_model(PPO("MlpPolicy", Drift(VECTOR, spaces.MultiDiscrete([2, 2], start=[1, 1])), device="cpu"))
+        from_model(PPO("MlpPolicy", Still(VECTOR, spaces.MultiDiscrete([2, 2], start=[1, 1])), device="cpu"))
 
 
 def test_weights_that_are_not_numbers_are_refused():
@@ -363,7 +347,7 @@ def test_the_preprocessing_of_a_live_atari_game_is_the_policys():
     [
         (lambda: wrapped("observation"), "the argument func of TransformObservation is no plain value"),
         (lambda: wrapped("kwargs"), "the argument sutton_barto_reward of CartPole-v1 is no plain value"),
-        (lambda: Drift(VECTOR, BOX), "it is not registered with Gymnasium"),
+        (lambda: Still(VECTOR, BOX), "it is not registered with Gymnasium"),
         (lambda: gymnasium.make("CartPole-v1", max_episode_steps=-1), "its time limit was taken off"),
         (lambda: type("Mine", (gymnasium.Wrapper,), {})(gymnasium.make("CartPole-v1")), "Mine of .* is around it"),
     ],

@@ -92,7 +92,6 @@ def refusal(run: Path, change: Change | None = None) -> str:
 
 
 CHANGES: list[tuple[str, Change, str]] = [
-    ("no parameters", lambda m: m.pop("policy.pth"), "no member 'policy.pth'"),  # type: ignore[arg-type, return-value]
     ("no data", lambda m: m.pop("data"), "no member 'data'"),  # type: ignore[arg-type, return-value]
     ("no json", lambda m: m.update(data=b"\x80\x04"), "not JSON"),
     ("deep json", lambda m: m.update(data=b"[" * 100_000), "not JSON"),
@@ -144,7 +143,7 @@ CHANGES: list[tuple[str, Change, str]] = [
         )
         for module in ("sbx.sac.policies", "flax.linen.module")
     ),
-    ("nothing", lambda members: members.pop("policy.pth"), "has no member 'policy.pth'"),
+    ("no parameters", lambda members: members.pop("policy.pth"), "has no member 'policy.pth'"),
     ("no policy class", data_with(policy_class=None), "policy class"),
     ("no space", data_with(action_space=None), "action_space is missing"),
     ("not base64", data_with(action_space={":serialized:": "§"}), "base64"),

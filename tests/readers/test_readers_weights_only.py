@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
 from pathlib import Path
 
 import ml_dtypes
@@ -29,6 +27,7 @@ from quarl.quant.spec import QuantSpec
 from quarl.readers import torch_file, weights_only
 from quarl.readers.load import read as read_policy
 from quarl.readers.weights_only import read_model
+from sb3_archives import saved, zipped
 
 RNG = np.random.default_rng(0)
 POLICIES = ("relu", "odd", "tanh-normalized", "convolutional", "padded", "dueling")
@@ -47,8 +46,8 @@ def quantized(name: str, precision: str):
     return quantize(networks.EVERY[name](), QuantSpec.parse(precision, scheme="per-channel"))
 
 
-def refusal(path: Path) -> str:
-    with pytest.raises(QuarlError) as caught:
+def refusal(path: Path, said: str | None = None) -> str:
+    with pytest.raises(QuarlError, match=said) as caught:
         weights_only.read(path)
     text = str(caught.value)
     assert "\n" not in text
@@ -99,6 +98,12 @@ def initializer(name: str, array: np.ndarray):
     return numpy_helper.from_array(array, name)
 
 
+def read_onnx(folder: Path, nodes, arrays: dict[str, np.ndarray]):
+    """The layers of a model of these operators and constants."""
+    data = onnx_file(nodes, [initializer(name, np.asarray(array)) for name, array in arrays.items()])
+    return weights_only.read(put(folder / "m.onnx", data))
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_matrix_product_has_its_outputs_last_whatever_turned_the_weight(tmp_path: Path, turned: bool):
     weight, offset = random(3, 5), random(5)
@@ -107,8 +112,7 @@ def test_a_matrix_product_has_its_outputs_last_whatever_turned_the_weight(tmp_pa
     if turned:
         nodes = [helper.make_node("Transpose", ["w"], ["t"], perm=[1, 0]), *nodes]
     stored = weight.T.copy() if turned else weight
-    data = onnx_file(nodes, [initializer("w", stored), initializer("b", offset)])
-    (layer,) = weights_only.read(put(tmp_path / "m.onnx", data))
+    (layer,) = read_onnx(tmp_path, nodes, {"w": stored, "b": offset})
     assert (layer.name, layer.operator) == ("w", "Dense")
     assert np.array_equal(layer.weight, weight.T)
     assert np.array_equal(layer.bias, offset)
@@ -120,8 +124,7 @@ def test_dequantised_weights_are_scaled_along_their_axis(tmp_path: Path):
         helper.make_node("DequantizeLinear", ["w", "s", "z"], ["d"], axis=1),
         helper.make_node("Gemm", ["x", "d"], ["y"]),
     ]
-    data = onnx_file(nodes, [initializer("w", codes), initializer("s", scale), initializer("z", zero)])
-    (layer,) = weights_only.read(put(tmp_path / "m.onnx", data))
+    (layer,) = read_onnx(tmp_path, nodes, {"w": codes, "s": scale, "z": zero})
     assert layer.weight.tolist() == [[0, 1, 2], [4, 8, 12]]
 
 
@@ -129,10 +132,7 @@ def test_dequantised_weights_are_scaled_along_their_axis(tmp_path: Path):
 def test_a_gemm_s_factors_are_part_of_weight_and_bias(tmp_path: Path, operator: str):
     node = helper.make_node(operator, ["x", "w", "b"], ["y"], alpha=0.5, beta=2.0, transB=1)
     node.domain = "com.microsoft" if operator == "FusedGemm" else ""
-    data = onnx_file(
-        [node], [initializer("w", np.float32([[2, 4], [6, 8], [0, 2]])), initializer("b", np.ones(3, "f"))]
-    )
-    (layer,) = weights_only.read(put(tmp_path / "m.onnx", data))
+    (layer,) = read_onnx(tmp_path, [node], {"w": np.float32([[2, 4], [6, 8], [0, 2]]), "b": np.ones(3, "f")})
     assert layer.weight.tolist() == [[1, 2], [3, 4], [0, 1]]
     assert layer.bias.tolist() == [2, 2, 2]
 
@@ -145,9 +145,7 @@ def test_products_that_a_runtime_fused_are_read_as_what_they_were(tmp_path: Path
         helper.make_node("FusedMatMul", ["p", "v"], ["y"], domain="com.microsoft"),
     ]
     arrays = {"c": image, "o": random(4), "w": dense, "v": dense}
-    conv, turned, plain = weights_only.read(
-        put(tmp_path / "m.onnx", onnx_file(nodes, [initializer(*entry) for entry in arrays.items()]))
-    )
+    conv, turned, plain = read_onnx(tmp_path, nodes, arrays)
     assert (conv.operator, turned.operator, plain.operator) == ("Conv2d", "Dense", "Dense")
     assert np.array_equal(conv.weight, image)
     assert np.array_equal(conv.bias, arrays["o"])
@@ -177,9 +175,7 @@ def test_products_of_codes_are_read_on_the_scales_beside_them(tmp_path: Path, op
         "QLinearMatMul": ["x", "xs", "xz", "w", "ws", "wz", "ys", "yz"],
     }[operator]
     node = helper.make_node(operator, order, ["y"], domain=domain)
-    (layer,) = weights_only.read(
-        put(tmp_path / "m.onnx", onnx_file([node], [initializer(name, np.asarray(a)) for name, a in arrays.items()]))
-    )
+    (layer,) = read_onnx(tmp_path, [node], arrays)
     assert (layer.name, layer.operator) == ("w", "Conv2d" if operator == "QLinearConv" else "Dense")
     assert layer.weight.reshape(2, 3).tolist() == [[0, 0.5, 1], [4, 6, 8]]
     if operator == "QLinearMatMul":
@@ -201,9 +197,8 @@ def test_weights_of_an_operator_that_is_not_known_are_missed_aloud(tmp_path: Pat
         helper.make_node("MatMul", ["x", "v"], ["h"]),
         helper.make_node(operator, ["h", "w"], ["y"], domain=domain),
     ]
-    data = onnx_file(nodes, [initializer("v", random(2, 2)), initializer("w", random(2, 2))])
     with pytest.raises(QuarlError, match=said):
-        weights_only.read(put(tmp_path / "m.onnx", data))
+        read_onnx(tmp_path, nodes, {"v": random(2, 2), "w": random(2, 2)})
 
 
 def test_tables_and_offsets_are_no_weights_that_are_missed(tmp_path: Path):
@@ -215,8 +210,7 @@ def test_tables_and_offsets_are_no_weights_that_are_missed(tmp_path: Path):
     ]
     arrays = {"table": random(9, 4), "w": random(4, 2), "row": np.int8([[1, 2]]), "mask": random(2, 2)}
     arrays |= {"s": np.float32(1), "z": np.int8(0)}
-    data = onnx_file(nodes, [initializer(name, np.asarray(array)) for name, array in arrays.items()])
-    (layer,) = weights_only.read(put(tmp_path / "m.onnx", data))
+    (layer,) = read_onnx(tmp_path, nodes, arrays)
     assert layer.name == "w"
 
 
@@ -233,8 +227,7 @@ def test_weights_that_only_functions_of_the_file_read_are_known_by_name(tmp_path
 def test_recurrent_weights_lose_their_axis_of_directions(tmp_path: Path):
     node = helper.make_node("LSTM", ["x", "w", "r", "b"], ["y"], hidden_size=4)
     arrays = {"w": random(1, 16, 3), "r": random(1, 16, 4), "b": random(1, 32)}
-    data = onnx_file([node], [initializer(name, array) for name, array in arrays.items()])
-    layers = weights_only.read(put(tmp_path / "m.onnx", data))
+    layers = read_onnx(tmp_path, [node], arrays)
     assert [(layer.name, layer.operator, layer.weight.shape) for layer in layers] == [
         ("w", "LSTM", (16, 3)),
         ("r", "LSTM", (16, 4)),
@@ -289,20 +282,17 @@ def test_weights_anywhere_else_are_refused(tmp_path: Path, location: str, entrie
     (path.parent / "link.bin").symlink_to(tmp_path / "secret.bin")
     (path.parent / "loop.bin").symlink_to("loop.bin")
     put(path.parent / "own.bin", bytes(32))
-    with pytest.raises(QuarlError, match=said) as caught:
-        weights_only.read(path)
-    assert "\n" not in str(caught.value)
+    refusal(path, said)
 
 
 def test_a_small_onnx_file_cannot_ask_for_many_copies(tmp_path: Path):
-    weight = initializer("w", np.ones((64, 64), np.int8))
     nodes = []
     for number in range(400):
         nodes.append(helper.make_node("DequantizeLinear", ["w", "s"], [f"d{number}"]))
         nodes.append(helper.make_node("Transpose", [f"d{number}"], [f"t{number}"]))
         nodes.append(helper.make_node("MatMul", ["x", f"t{number}"], [f"y{number}"]))
-    data = onnx_file(nodes, [weight, initializer("s", np.float32(1))])
-    (layer,) = weights_only.read(put(tmp_path / "m.onnx", data))  # one weight, however often it is read
+    arrays = {"w": np.ones((64, 64), np.int8), "s": np.float32(1)}
+    (layer,) = read_onnx(tmp_path, nodes, arrays)  # one weight, however often it is read
     assert layer.name == "w"
 
 
@@ -382,12 +372,6 @@ def test_a_policy_that_quarl_saved_is_not_foreign(tmp_path: Path):
     assert weights_only.recognise(tmp_path / "p.safetensors") == ""
 
 
-def saved(value: object) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
-
-
 @pytest.mark.parametrize("suffix", [".pt", ".pth", ".ckpt", ".cleanrl_model"])
 def test_a_state_dict_gives_its_weights(tmp_path: Path, suffix: str):
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 4), torch.nn.Flatten(), torch.nn.Linear(8, 2, bias=False))
@@ -434,11 +418,7 @@ class Code:
 
 
 def torch_zip(pickled: bytes) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as file:
-        file.writestr("m/data.pkl", pickled)
-        file.writestr("m/version", "3")
-    return buffer.getvalue()
+    return zipped({"m/data.pkl": pickled, "m/version": b"3"})
 
 
 SHARED: dict = {}
@@ -471,10 +451,7 @@ for _ in range(4):
     ],
 )
 def test_broken_and_unfit_files_are_refused_in_one_line(tmp_path: Path, capsys, name: str, data: bytes, said: str):
-    path = put(tmp_path / name, data)
-    with pytest.raises(QuarlError, match=said) as caught:
-        weights_only.read(path)
-    assert "\n" not in str(caught.value)
+    refusal(put(tmp_path / name, data), said)
     assert capsys.readouterr().out == ""
 
 

@@ -24,8 +24,7 @@ def make(folder: Path, *names: str) -> Path:
 
 def agents(folder: Path, *names: str) -> None:
     for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(zipped({"data": b"{}", "policy.pth": b""}))
+        (make(folder, name) / name).write_bytes(zipped({"data": b"{}", "policy.pth": b""}))
 
 
 def settings(tmp_path: Path, config: str = "", args: str = "") -> tuple[Provenance, Normalize | None]:
@@ -43,19 +42,18 @@ def refusal(tmp_path: Path, config: str) -> str:
     return str(caught.value)
 
 
-def test_the_highest_run_number_is_the_latest_run(tmp_path: Path):
-    make(tmp_path, "ppo/Env-v0_2/Env-v0.zip", "ppo/Env-v0_10/Env-v0.zip", "ppo/Env-v0Longer_11/Env-v0Longer.zip")
-    assert find.in_zoo(tmp_path, "ppo", "Env-v0") == tmp_path / "ppo/Env-v0_10/Env-v0.zip"
-
-
-def test_a_slash_in_an_environment_id_is_a_dash_in_the_folder(tmp_path: Path):
-    make(tmp_path, "dqn/ALE-Pong-v5_1/ALE-Pong-v5.zip")
-    assert find.in_zoo(tmp_path, "dqn", "ALE/Pong-v5").name == "ALE-Pong-v5.zip"
-
-
-def test_best_model_stands_in_for_an_unfinished_run(tmp_path: Path):
-    make(tmp_path, "ppo/Env-v0_1/best_model.zip")
-    assert find.in_zoo(tmp_path, "ppo", "Env-v0").name == "best_model.zip"
+@pytest.mark.parametrize(
+    ("env_id", "found", "others"),
+    [
+        ("Env-v0", "Env-v0_10/Env-v0.zip", ("Env-v0_2/Env-v0.zip", "Env-v0Longer_11/Env-v0Longer.zip")),
+        ("ALE/Pong-v5", "ALE-Pong-v5_1/ALE-Pong-v5.zip", ()),
+        ("Env-v0", "Env-v0_1/best_model.zip", ()),
+    ],
+    ids=["the highest number is the latest run", "a slash is a dash", "an unfinished run has its best model"],
+)
+def test_the_agent_of_an_environment_is_found(env_id: str, found: str, others: tuple[str, ...], tmp_path: Path):
+    make(tmp_path / "ppo", found, *others)
+    assert find.in_zoo(tmp_path, "ppo", env_id) == tmp_path / "ppo" / found
 
 
 def test_a_missing_agent_lists_those_that_are_there(tmp_path: Path):
