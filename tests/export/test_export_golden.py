@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from test_export import agent
 
 import networks
 from quarl import engines
-from quarl.calibration import quantize
 from quarl.errors import QuarlError
 from quarl.export import golden
-from quarl.policy.graph import QuantizedPolicy
-from quarl.quant.spec import QuantSpec
-
-
-def static(network: str) -> tuple[QuantizedPolicy, np.ndarray]:
-    """A network in int8, static, and observations of it."""
-    policy = networks.EVERY[network]()
-    x = networks.observations(policy, 40)
-    return quantize(policy, QuantSpec.parse("int8", scheme="per-channel", mode="static"), x), x
 
 
 @pytest.mark.parametrize("network", ["relu", "tanh-normalized", "squashed", "convolutional", "dueling", "sliced"])
 def test_golden_vectors_are_the_references_and_hold_a_code_for_every_value_on_a_grid(network):
-    policy, x = static(network)
+    policy, x = agent(policy=networks.EVERY[network]())
     vectors = golden.record(policy, x)
     np.testing.assert_array_equal(vectors.observations[:40], x)
     engine = engines.load(policy, "reference", batch=len(vectors.observations))
@@ -35,7 +26,7 @@ def test_golden_vectors_are_the_references_and_hold_a_code_for_every_value_on_a_
 
 
 def test_codes_of_a_layer_stand_for_the_value_that_it_makes():
-    policy, x = static("relu")
+    policy, x = agent(policy=networks.EVERY["relu"]())
     vectors = golden.record(policy, x)
     hidden, grid = policy.ops[0].name, policy.grids[policy.ops[0].name]
     values = engines.load(policy, "reference", batch=40).trace(x)[hidden]
@@ -46,7 +37,7 @@ def test_codes_of_a_layer_stand_for_the_value_that_it_makes():
 
 @pytest.mark.parametrize("network", ["relu", "tanh-normalized"])
 def test_two_observations_lie_on_either_side_of_a_tie_in_every_number(network):
-    policy, x = static(network)
+    policy, x = agent(policy=networks.EVERY[network]())
     below, above = golden.record(policy, x).observations[-2:]
     first = policy.linear[0].inputs[0]
     codes = golden.record(policy, x).codes[first]
@@ -55,14 +46,14 @@ def test_two_observations_lie_on_either_side_of_a_tie_in_every_number(network):
 
 
 def test_edges_are_counted_apart():
-    policy, x = static("relu")
+    policy, x = agent(policy=networks.EVERY["relu"]())
     vectors = golden.record(policy, x)
     assert len(vectors.observations) == 40 + vectors.edges == 49
     assert golden.read(vectors.to_bytes(), "golden.npz").edges == 9
 
 
 def test_edges_are_the_ends_of_what_was_met_and_beyond():
-    policy, x = static("convolutional")
+    policy, x = agent(policy=networks.EVERY["convolutional"]())
     extra = golden.record(policy, x).observations[40:]
     np.testing.assert_array_equal(extra[0], x.min(axis=0))
     np.testing.assert_array_equal(extra[1], x.max(axis=0))
@@ -71,13 +62,11 @@ def test_edges_are_the_ends_of_what_was_met_and_beyond():
 
 
 def test_dynamic_policies_have_no_codes():
-    policy = networks.EVERY["relu"]()
-    made = quantize(policy, QuantSpec.parse("int8", scheme="per-channel"))
-    assert golden.record(made, networks.observations(policy, 8)).codes == {}
+    assert golden.record(*agent(mode="dynamic")).codes == {}
 
 
 def test_the_file_gives_the_vectors_back_and_is_the_same_for_the_same():
-    policy, x = static("dueling")
+    policy, x = agent(policy=networks.EVERY["dueling"]())
     vectors = golden.record(policy, x)
     data = vectors.to_bytes()
     assert data == golden.record(policy, x).to_bytes()
