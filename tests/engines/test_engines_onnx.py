@@ -10,12 +10,13 @@ import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_engines_litert import quantized
 
 import networks
 from quarl import engines
 from quarl.calibration import quantize
 from quarl.engines.onnx import file, write
-from quarl.errors import QuarlError, UnsupportedError
+from quarl.errors import UnsupportedError
 from quarl.policy.graph import ActionHead, Policy, QuantizedPolicy
 from quarl.policy.operators import Activation, Conv2d, Dense, Flatten, QuantizedTensor
 from quarl.quant.affine import quantize_rows
@@ -25,11 +26,6 @@ from quarl.readers.load import read
 MODES = [("fp32", "dynamic"), ("int8", "dynamic"), ("int4", "dynamic"), ("int8", "static"), ("int4", "static")]
 EXACT_FUNCTIONS = ["relu", "odd", "leaky_relu", "squashed", "convolutional", "padded"]
 """Networks of EVERY without tanh, exp or a float mean, which runtimes round differently."""
-
-
-def quantized(policy, precision="int8", scheme="per-channel", mode="dynamic"):
-    spec = QuantSpec.parse(precision, scheme=scheme, mode=mode)
-    return quantize(policy, spec, networks.observations(policy, 32, seed=5))
 
 
 def outputs(policy, x, engine="onnx", batch=None):
@@ -108,29 +104,6 @@ def test_integer_networks_are_the_references_bit_for_bit(network, mode, precisio
     np.testing.assert_array_equal(outputs(made, x), outputs(made, x, "reference"))
 
 
-@pytest.mark.parametrize(("precision", "mode"), [*MODES, ("fp16", "dynamic"), ("bf16", "dynamic"), ("w8", "dynamic")])
-@pytest.mark.parametrize("network", list(networks.EVERY))
-def test_every_operator_is_the_references(network, precision, mode):
-    policy = networks.EVERY[network]()
-    x = networks.observations(policy, 16)
-    made = quantized(policy, precision, mode=mode)
-    # A last digit of tanh or exp may put one code on the other side of a rounding boundary.
-    tolerance = 0.02 if made.spec.activation_bits == 8 else 1e-5
-    np.testing.assert_allclose(outputs(made, x), outputs(made, x, "reference"), atol=tolerance)
-
-
-@pytest.mark.parametrize(("precision", "mode"), MODES)
-@pytest.mark.parametrize("network", list(networks.EVERY))
-def test_rows_do_not_depend_on_the_batch(network, precision, mode):
-    policy = networks.EVERY[network]()
-    x = networks.observations(policy, 64)
-    x[3] = 0
-    made = quantized(policy, precision, mode=mode)
-    together = outputs(made, x)
-    np.testing.assert_array_equal(together, outputs(made, x, batch=1))
-    np.testing.assert_array_equal(together, outputs(made, x, batch=16))
-
-
 def test_elu_is_exact_near_zero_and_far_below():
     x = np.float32([[-30.0, -1.0, -1e-6, 0.0, 1e-6, 3.0]])
     ops = (Activation("elu", ("observation",), "elu"),)
@@ -207,28 +180,6 @@ def test_files_hold_weights_in_their_containers():
     assert sizes["int4"] < 0.15 * sizes["fp32"]
 
 
-def test_measured_is_said_of_the_kernels_that_compute_in_the_precision():
-    policy = networks.dense([5, 8, 3])
-    said = {
-        p: engines.load(quantized(policy, p), "onnx").measured for p in ("fp32", "fp16", "bf16", "int8", "int2", "w8")
-    }
-    assert said == {"fp32": True, "fp16": False, "bf16": False, "int8": True, "int2": True, "w8": False}
-
-
-@pytest.mark.parametrize(
-    ("precision", "scheme", "reason"),
-    [
-        ("w4a6", "per-channel", "8-bit activations only, not w4a6"),
-        ("int12", "per-channel", "weights of 8 bits or fewer only"),
-        ("int8", "affine", "symmetric weights only"),
-    ],
-)
-def test_what_no_integer_kernel_does_is_refused_in_one_line(precision, scheme, reason):
-    with pytest.raises(UnsupportedError, match=reason) as caught:
-        engines.load(quantized(networks.dense([5, 8, 3]), precision, scheme=scheme), "onnx")
-    assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize(("layer", "reason"), [("net.0", "in 24 bits"), ("net.1", "more than 32 bits")])
 def test_sums_that_a_bias_takes_too_far_are_refused_in_static_mode(layer, reason):
     policy = quantized(networks.dense([5, 8, 8, 3]), "int8", mode="static")
@@ -238,22 +189,6 @@ def test_sums_that_a_bias_takes_too_far_are_refused_in_static_mode(layer, reason
     ops[place] = dataclasses.replace(ops[place], weight=tiny, bias=ops[place].bias + 1)
     with pytest.raises(UnsupportedError, match=reason):
         engines.load(dataclasses.replace(policy, ops=tuple(ops)), "onnx")
-
-
-def test_observations_of_another_shape_are_refused():
-    engine = engines.load(quantized(networks.dense([5, 8, 3])), "onnx", batch=2)
-    with pytest.raises(QuarlError, match=r"\(1, 5\)"):
-        engine.run(np.zeros((1, 5), np.float32))
-
-
-def test_the_caller_owns_the_result():
-    policy = networks.dense([5, 8, 3])
-    engine = engines.load(quantized(policy), "onnx", batch=2)
-    x = networks.observations(policy, 4)
-    first = engine.run(x[:2])
-    kept = first.copy()
-    engine.run(x[2:])
-    np.testing.assert_array_equal(first, kept)
 
 
 @pytest.mark.parametrize("mode", ["dynamic", "static"])

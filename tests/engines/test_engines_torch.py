@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 import networks
 from quarl import engines
 from quarl.calibration import quantize
-from quarl.errors import QuarlError
 from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.operators import mlp
 from quarl.quant.spec import QuantSpec
@@ -34,26 +32,6 @@ def test_a_network_of_two_layers_by_hand():
     assert outputs(quantized(policy), np.float32([[1, 2], [2, 1]])).tolist() == [[6.0], [19.0]]
 
 
-@pytest.mark.parametrize("network", list(networks.EVERY))
-@pytest.mark.parametrize(
-    ("precision", "mode"),
-    [("fp32", "dynamic"), ("fp16", "dynamic"), ("int8", "dynamic"), ("int8", "static"), ("int12", "dynamic")],
-)
-def test_every_operator_is_the_references(network, precision, mode):
-    policy = networks.EVERY[network]()
-    x = networks.observations(policy, 16)
-    made = quantized(policy, precision, mode=mode)
-    # Sums in another order may put a code on the other side of a rounding boundary.
-    tolerance = 0.02 if made.spec.activation_bits else 1e-5
-    np.testing.assert_allclose(outputs(made, x), outputs(made, x, "reference"), atol=tolerance)
-
-
-def test_only_fp32_is_measured():
-    policy = networks.dense([5, 8, 3])
-    said = {p: engines.load(quantized(policy, p), "torch").measured for p in ("fp32", "fp16", "int8", "w8")}
-    assert said == {"fp32": True, "fp16": False, "int8": False, "w8": False}
-
-
 def test_one_thread_and_no_gradients():
     torch.set_num_threads(2)
     engine = engines.load(quantized(networks.dense([5, 8, 3])), "torch")
@@ -70,9 +48,3 @@ def test_observations_that_are_read_only_or_strided_are_taken():
     strided = x[::-2]
     strided.flags.writeable = False
     np.testing.assert_array_equal(engine.run(strided), engine.run(np.ascontiguousarray(strided)))
-
-
-def test_observations_of_another_shape_are_refused():
-    engine = engines.load(quantized(networks.dense([5, 8, 3])), "torch", batch=2)
-    with pytest.raises(QuarlError, match=r"\(1, 5\)"):
-        engine.run(np.zeros((1, 5), np.float32))
