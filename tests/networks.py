@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from quarl.policy.graph import ActionHead, Policy, shapes
+from quarl.policy.graph import ActionHead, Policy, Provenance, shapes
 from quarl.policy.inputs import Input
 from quarl.policy.operators import (
     Activation,
@@ -39,6 +39,12 @@ def dense(widths: list[int], activation: str = "relu", seed: int = 0, head: str 
     """A dense policy with the given widths, observation first."""
     ops = mlp(layers(np.random.default_rng(seed), widths), activation)
     return Policy(observation_shape=(widths[0],), ops=tuple(ops), head=action_head(head, widths[-1]))
+
+
+def cartpole(hidden: int = 16) -> Policy:
+    """A dense policy that says it is a DQN of CartPole-v1."""
+    provenance = Provenance(algo="dqn", env_id="CartPole-v1", origin="module")
+    return replace(dense([4, hidden, 2]), provenance=provenance)
 
 
 def normalized(widths: list[int], activation: str = "tanh", seed: int = 0) -> Policy:

@@ -100,23 +100,3 @@ def test_the_command_that_is_printed_repeats_the_list(capsys):
         assert main(words) == 0
         (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("repeat: ")]
         assert parse(shlex.split(line)[2:]) == parse(words)
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("CartPol-v1", "did you mean 'CartPole-v1'"),
-        ("--suite atary", "unknown suite 'atary'; did you mean 'atari'? (known: classic, "),
-        ("CartPole-v1 Acrobot-v1", "ID is one environment, got 2 words"),
-        ("CartPole-v1 --suite classic", "drop --suite"),
-        ("no_such_module:Mine-v0", "cannot import 'no_such_module'"),
-        ("--json nowhere/rows.json", "cannot write --json"),
-    ],
-)
-def test_mistakes_are_one_line_and_exit_with_2(words, said, capsys, tmp_path):
-    assert main(["envs", *words.split()]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert len(captured.err.splitlines()) == 1
-    assert said in captured.err
-    assert list(tmp_path.iterdir()) == []

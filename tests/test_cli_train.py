@@ -10,6 +10,7 @@ import pytest
 from quarl.cli import main, parse
 from quarl.config import ActorQConfig, TrainConfig
 from quarl.quant.spec import QatSpec
+from refusals import refused
 
 
 @pytest.fixture(autouse=True)
@@ -74,19 +75,19 @@ def elsewhere(tmp_path, monkeypatch):
 )
 def test_mistakes_are_one_line_exit_with_2_and_leave_nothing(words, said, capsys, tmp_path):
     (tmp_path / "file").touch()
-    assert main(["train", *words.split()]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert len(captured.err.splitlines()) == 1
-    assert re.search(re.escape(said), captured.err)
+    assert said in refused(capsys, "train", *words.split())
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_tracking_without_its_extra_names_the_command(capsys, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("words", "package", "extra"),
+    [("--track tensorboard", "tensorboard", "tensorboard"), ("--energy", "codecarbon", "energy")],
+)
+def test_what_needs_an_extra_names_its_command(words, package, extra, capsys, monkeypatch, tmp_path):
     find = __import__("importlib.util").util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "tensorboard" else find(name))
-    assert main(["train", "--track", "tensorboard"]) == 2
-    assert "pip install 'quarl[tensorboard]'" in capsys.readouterr().err
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else find(name))
+    said = refused(capsys, "train", *words.split())
+    assert said == f"quarl: {words} needs an extra: pip install 'quarl[{extra}]'"
     assert list(tmp_path.iterdir()) == []
 
 

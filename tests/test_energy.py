@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import multiprocessing
 import re
@@ -21,6 +20,7 @@ from quarl.errors import QuarlError
 from quarl.experiments.methods.actorq import settings_of, watch
 from quarl.report import schema
 from quarl.runs.outcome import TrainRow
+from refusals import refused
 from waiting import PATIENCE_S, until
 
 TINY = "train --algo a2c -n 64 --eval-freq 0 --eval-episodes 2"
@@ -249,18 +249,7 @@ def test_every_verb_that_trains_or_measures_has_the_options(verb):
 )
 @pytest.mark.parametrize("verb", [TINY, "actorq", "sweep"])
 def test_mistakes_are_one_line_before_anything_runs(verb, words, said, capsys, tmp_path):
-    assert main([*verb.split(), *words.split()]) == 2
-    captured = capsys.readouterr()
-    assert len(captured.err.splitlines()) == 1
-    assert said in captured.err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_codecarbon_is_one_line_with_the_command(monkeypatch, capsys, tmp_path):
-    find = importlib.util.find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "codecarbon" else find(name))
-    assert main([*TINY.split(), "--energy"]) == 2
-    assert capsys.readouterr().err == "quarl: --energy needs an extra: pip install 'quarl[energy]'\n"
+    assert said in refused(capsys, *verb.split(), *words.split())
     assert list(tmp_path.iterdir()) == []
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-from dataclasses import replace
 
 import pytest
 
@@ -13,11 +12,9 @@ import networks
 import require
 from quarl.calibration import quantize
 from quarl.cli import main
-from quarl.commands import demo
 from quarl.experiments.methods import latency
 from quarl.export import export
 from quarl.policy import artifact
-from quarl.policy.graph import Provenance
 from quarl.quant.spec import QuantSpec
 
 pytestmark = pytest.mark.slow
@@ -69,11 +66,8 @@ def files(folder):
 def here(tmp_path, monkeypatch):
     """A working directory with a policy, a folder that was exported, and a study."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(demo, "MAX_STEPS", demo.CHECK_INTERVAL_STEPS)
     monkeypatch.setattr(latency, "measure", lambda *args, **options: [])
-    policy = networks.dense([4, 16, 2])
-    policy = replace(policy, provenance=Provenance(algo="dqn", env_id="CartPole-v1", origin="module"))
-    artifact.write(policy, tmp_path / "agent.safetensors")
+    artifact.write(networks.cartpole(), tmp_path / "agent.safetensors")
     (tmp_path / "study.yml").write_bytes(STUDY)
     (tmp_path / "out").mkdir()
     return tmp_path

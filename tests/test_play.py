@@ -7,19 +7,20 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import gymnasium
 import imageio.v3
 import numpy as np
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.registration import EnvSpec, registry
 
 import contracts
 import require
-from networks import dense
+from networks import cartpole, dense
 from quarl.cli import main
 from quarl.commands import play
 from quarl.policy import artifact
-from quarl.policy.graph import Provenance
+from quarl.policy.graph import ActionHead
+from refusals import refused
 
 # imageio-ffmpeg leaves its pipes to the garbage collector
 pytestmark = pytest.mark.filterwarnings("ignore:.*FileIO:pytest.PytestUnraisableExceptionWarning")
@@ -35,16 +36,8 @@ def file(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     for name, value in (("SDL_VIDEODRIVER", "dummy"), ("MUJOCO_GL", "egl")):
         monkeypatch.setenv(name, value)
-    policy = replace(dense([4, 16, 2]), provenance=Provenance(algo="dqn", env_id="CartPole-v1", origin="module"))
-    artifact.write(policy, tmp_path / "policy.safetensors")
+    artifact.write(cartpole(), tmp_path / "policy.safetensors")
     return "policy.safetensors"
-
-
-def fails(capsys, *words):
-    """The one line that the command says."""
-    assert main(["play", *words]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
 
 
 @pytest.mark.slow
@@ -106,7 +99,10 @@ def test_a_video_that_fails_half_way_leaves_nothing(file, name, capsys, monkeypa
         return np.zeros((400, 600, 3), np.uint8)
 
     monkeypatch.setattr(CartPoleEnv, "render", draw)
-    assert fails(capsys, file, "--record", name) == "quarl: CartPole-v1 cannot be drawn here: No space left on device"
+    assert (
+        refused(capsys, "play", file, "--record", name)
+        == "quarl: CartPole-v1 cannot be drawn here: No space left on device"
+    )
     assert [path.name for path in Path().iterdir()] == [file]
 
 
@@ -119,7 +115,7 @@ def test_a_quantised_policy_is_shown_alone_and_that_is_said(file, capsys):
     said = "quarl: the file has the policy in int8 alone: it is shown without its float twin"
     assert capsys.readouterr().err.splitlines()[-1] == said
     assert imageio.v3.imread("a.gif").shape == (3, 444, 600, 3)
-    assert fails(capsys, words[1], "--record", "a.gif", "--bits", "4") == (
+    assert refused(capsys, "play", words[1], "--record", "a.gif", "--bits", "4") == (
         "quarl: --bits is of float policies, and this one is int8: drop it"
     )
 
@@ -153,57 +149,51 @@ def test_on_a_window_pictures_come_at_the_environment_s_rate(file, monkeypatch):
     ],
 )
 def test_mistakes_are_one_line(file, capsys, words, says):
-    assert says in fails(capsys, file, *words)
+    assert says in refused(capsys, "play", file, *words)
 
 
 @pytest.mark.parametrize(("package", "name"), [("imageio", "a.gif"), ("imageio_ffmpeg", "a.mp4"), ("pygame", "a.gif")])
 def test_without_a_package_the_pip_line_is_said(file, capsys, monkeypatch, package, name):
     monkeypatch.setitem(sys.modules, package, None)
-    assert "pip install 'quarl[video]'" in fails(capsys, file, "--record", name)
+    assert "pip install 'quarl[video]'" in refused(capsys, "play", file, "--record", name)
     assert [path.name for path in Path().iterdir()] == [file]
 
 
-def test_an_environment_without_pictures_is_named(file, capsys):
+def test_an_environment_without_pictures_is_named(file, capsys, monkeypatch):
     class Dark(CartPoleEnv):
         def render(self):
             return None
 
-    gymnasium.register("Dark-v0", Dark, max_episode_steps=10)
-    try:
-        says = fails(capsys, file, "--env", "Dark-v0", "--record", "a.gif")
-    finally:
-        del gymnasium.registry["Dark-v0"]
+    monkeypatch.setitem(registry, "Dark-v0", EnvSpec("Dark-v0", Dark, max_episode_steps=10))
+    says = refused(capsys, "play", file, "--env", "Dark-v0", "--record", "a.gif")
     assert says == "quarl: Dark-v0 gives no picture (rgb_array) of itself: add a render(), or play another"
 
 
 @pytest.mark.slow
-def test_who_ended_in_what_is_no_number_does_not_stop_the_other(file):
+def test_who_ended_in_what_is_no_number_does_not_stop_the_other(file, monkeypatch):
     class Ends(CartPoleEnv):
         def step(self, action):
             observation, reward, terminated, *rest = super().step(action)
             return np.full_like(observation, np.nan) if terminated else observation, reward, terminated, *rest
 
-    gymnasium.register("Ends-v0", Ends, max_episode_steps=500)
-    try:
-        words = [
-            "--env",
-            "Ends-v0",
-            "--bits",
-            "2",
-            "--scheme",
-            "mid-tread",
-            "--seed",
-            "2",
-            "--episodes",
-            "2",
-            "--record",
-            "a.gif",
-            "--json",
-            "rows.json",
-        ]
-        assert main(["play", file, *words]) == 0
-    finally:
-        del gymnasium.registry["Ends-v0"]
+    monkeypatch.setitem(registry, "Ends-v0", EnvSpec("Ends-v0", Ends, max_episode_steps=500))
+    words = [
+        "--env",
+        "Ends-v0",
+        "--bits",
+        "2",
+        "--scheme",
+        "mid-tread",
+        "--seed",
+        "2",
+        "--episodes",
+        "2",
+        "--record",
+        "a.gif",
+        "--json",
+        "rows.json",
+    ]
+    assert main(["play", file, *words]) == 0
     rows = json.loads(Path("rows.json").read_text())["rows"]
     assert [(row["precision"], row["steps"]) for row in rows] == [
         *(("fp32", 10), ("int2", 10)),
@@ -212,22 +202,8 @@ def test_who_ended_in_what_is_no_number_does_not_stop_the_other(file):
     assert imageio.v3.imread("a.gif").shape[0] == (10 + 1) + (13 + 1)
 
 
-def test_where_only_one_environment_may_live_no_agent_is_shown_as_another(file, capsys, monkeypatch):
-    class Single(CartPoleEnv):
-        alive = 0
-
-        def __init__(self, **options):
-            if Single.alive:
-                raise RuntimeError("one at a time")
-            super().__init__(**options)
-            Single.alive = 1
-
-        def close(self):
-            Single.alive = 0
-
-    gymnasium.register("Lonely-v0", Single, max_episode_steps=10)
-    try:
-        assert main(["play", file, "--env", "Lonely-v0", "--record", "a.gif"]) == 2
-    finally:
-        del gymnasium.registry["Lonely-v0"]
-    assert "Lonely-v0 can be made once at a time" in capsys.readouterr().err.splitlines()[-1]
+def test_where_only_one_environment_may_live_no_agent_is_shown_as_another(file, capsys):
+    limit = np.ones(1, np.float32)
+    artifact.write(replace(dense([2, 8, 1]), head=ActionHead("clip", -limit, limit)), "line.safetensors")
+    assert main(["play", "line.safetensors", "--env", "difficult_environments:Single-v0", "--record", "a.gif"]) == 2
+    assert "Single-v0 can be made once at a time" in capsys.readouterr().err.splitlines()[-1]

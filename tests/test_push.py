@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import yaml
 
 import quarl
 import require
-from networks import dense
+from networks import cartpole
 from quarl.cli import main
 from quarl.policy import artifact
-from quarl.policy.graph import Provenance
+from refusals import refused
 
 pytestmark = pytest.mark.slow
 
@@ -24,8 +23,7 @@ pytestmark = pytest.mark.slow
 def folders(tmp_path_factory):
     """A folder with those of `quarl ptq` (ptq), of `quarl export` (small), and rows of `quarl eval` (eval.json)."""
     folder = tmp_path_factory.mktemp("published")
-    policy = replace(dense([4, 8, 2]), provenance=Provenance(algo="dqn", env_id="CartPole-v1", origin="module"))
-    artifact.write(policy, folder / "policy.quarl")
+    artifact.write(cartpole(hidden=8), folder / "policy.quarl")
     assert main(["ptq", str(folder / "policy.quarl"), "--bits", "8", "--episodes", "3", "-o", str(folder / "ptq")]) == 0
     quarl.load(folder / "policy.quarl").export("tflite", folder / "small")
     words = ["--episodes", "3", "--json", str(folder / "eval.json")]
@@ -74,8 +72,7 @@ def test_what_is_damaged_is_not_published(folders, tmp_path, capsys):
     assert main(["push", str(folders / "small"), "--to", str(tmp_path / "copy")]) == 0
     (tmp_path / "copy" / "golden.npz").write_bytes(b"PK")
     capsys.readouterr()
-    assert main(["push", str(tmp_path / "copy"), "--to", str(tmp_path / "out")]) == 2
-    assert "golden.npz" in capsys.readouterr().err
+    assert "golden.npz" in refused(capsys, "push", tmp_path / "copy", "--to", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -96,9 +93,7 @@ def test_what_cannot_be_published_is_one_line(words, said, folders, monkeypatch,
     monkeypatch.chdir(folders)
     (folders / "broken.json").write_text('{"command": "ptq", "rows": [{"precision": "int8"}]}')
     (folders / "torn.json").write_text("{")
-    assert main(["push", *words.split()]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+    assert said in refused(capsys, "push", *words.split())
 
 
 def test_a_hub_that_is_not_reached_is_one_line(folders):
