@@ -7,7 +7,6 @@ import dataclasses
 import pickle
 import re
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -20,12 +19,11 @@ from stable_baselines3.common.evaluation import evaluate_policy
 
 import networks
 import quarl
+from documents import ROOT, blocks
 from quarl.commands.model import observations
 from quarl.errors import QuarlError
 from quarl.policy import artifact
 from quarl.policy.graph import ActionHead
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +33,8 @@ def agent(agents):
 
 @pytest.mark.slow
 def test_the_guides_python_runs_and_prints_what_its_comments_say(agents, tmp_path, monkeypatch, capsys):
-    first, table, live, mistake = python_of(ROOT / "docs" / "guide" / "python.md")
+    page = ROOT / "docs" / "guide" / "python.md"
+    first, table, live, mistake = (block.text for block in blocks(page) if block.language == "python")
     assert len(first.splitlines()) <= 12
     monkeypatch.chdir(tmp_path)
     (tmp_path / "logs" / "dqn").mkdir(parents=True)
@@ -57,21 +56,11 @@ def test_the_guides_python_runs_and_prints_what_its_comments_say(agents, tmp_pat
     assert capsys.readouterr().out.startswith(said)
 
 
-def python_of(page):
-    """The page's blocks of Python."""
-    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-
-
 def run(code):
     """What the code leaves, by name."""
     names = {}
     exec(compile(code, "page", "exec"), names)
     return names
-
-
-def test_the_package_s_mistakes_have_a_name(tmp_path):
-    with pytest.raises(quarl.QuarlError, match="nowhere"):
-        quarl.load(tmp_path / "nowhere.zip")
 
 
 def test_stable_baselines3_can_evaluate_an_agent(agent):
@@ -114,14 +103,16 @@ def test_files_for_other_runtimes_act(kind, precision, tmp_path):
     session = onnxruntime.InferenceSession(tmp_path / "p.onnx")
     (exported,) = session.run(None, {"observation": x})
     interpreter = Interpreter(str(tmp_path / "p.tflite"))
-    interpreter.allocate_tensors()
     (source,), (output,) = interpreter.get_input_details(), interpreter.get_output_details()
-    rows = []
-    for row in x:
-        interpreter.set_tensor(source["index"], row[None])
+
+    def run(batch):
+        interpreter.resize_tensor_input(source["index"], batch.shape)
+        interpreter.allocate_tensors()
+        interpreter.set_tensor(source["index"], batch)
         interpreter.invoke()
-        rows.append(interpreter.get_tensor(output["index"])[0].copy())
-    for found in (exported, np.array(rows)):
+        return interpreter.get_tensor(output["index"]).copy()
+
+    for found in (exported, np.concatenate([run(row[None]) for row in x]), run(x)):
         if kind == "argmax":
             assert found.shape == (64, 6)
             assert (found.argmax(axis=1) == expected).all()
@@ -130,21 +121,6 @@ def test_files_for_other_runtimes_act(kind, precision, tmp_path):
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 if precision == "fp32" else 0.02)
             assert (found >= policy.head.low).all()
             assert (found <= policy.head.high).all()
-
-
-def test_the_exported_batch_can_be_resized(tmp_path):
-    low = np.array([-1, -2, 0], np.float32)
-    policy = dataclasses.replace(networks.dense([4, 12, 6], head="clip"), head=ActionHead("gaussian", low, low + 2))
-    x = networks.observations(policy, 5)
-    agent = quarl.api.Agent(policy)
-    agent.save(tmp_path / "p.tflite")
-    interpreter = Interpreter(str(tmp_path / "p.tflite"))
-    source, output = (f()[0]["index"] for f in (interpreter.get_input_details, interpreter.get_output_details))
-    interpreter.resize_tensor_input(source, x.shape)
-    interpreter.allocate_tensors()
-    interpreter.set_tensor(source, x)
-    interpreter.invoke()
-    np.testing.assert_allclose(interpreter.get_tensor(output), agent.predict(x)[0], rtol=0, atol=1e-5)
 
 
 def test_engines_of_many_batch_sizes_are_not_kept(agent):
@@ -179,6 +155,9 @@ def test_images_are_bytes():
     assert len(agent.predict(x)[0]) == 2
     with pytest.raises(QuarlError, match=r"observation is float32, the policy expects bytes 0\.\.255"):
         agent.predict(x.astype(np.float32) / 255)
+    images = networks.observations(policy, 16)  # of calibration, too
+    with pytest.raises(QuarlError, match=r"are float32, the policy expects bytes"):
+        agent.quantize("int8", observations=(images / 255).astype(np.float32))
 
 
 @pytest.mark.parametrize(
@@ -215,20 +194,6 @@ def test_an_agent_that_has_acted_can_be_copied(copied):
     agent = quarl.Agent(networks.dense([4, 16, 2])).quantize("int8", scheme="per-channel")
     x = networks.observations(agent.policy, 3)
     assert np.array_equal(agent.predict(x)[0], copied(agent).predict(x)[0])
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_no_action_is_made_up_for_nan(value):
-    agent = quarl.Agent(networks.dense([4, 16, 2]))
-    with pytest.raises(QuarlError, match="NaN or infinity"):
-        agent.predict(np.float32([0, value, 0, 0]))
-
-
-def test_calibration_images_are_bytes_as_those_that_are_acted_on():
-    agent = quarl.Agent(networks.convolutional())
-    images = networks.observations(agent.policy, 16)
-    with pytest.raises(QuarlError, match=r"are float32, the policy expects bytes"):
-        agent.quantize("int8", observations=(images / 255).astype(np.float32))
 
 
 @pytest.mark.parametrize("suffix", [".zip", ".PT", ".h5", ".c", ".lite", ".onxx", ".tflite2", ".json", ".v2"])
@@ -289,14 +254,10 @@ def test_what_no_runtime_has_kernels_for_says_what_to_do_instead(tmp_path):
             agent.save(tmp_path / f"policy.{suffix}")
 
 
-def test_a_name_that_no_file_can_have_is_a_user_s_mistake():
-    with pytest.raises(QuarlError, match="cannot read"):
-        quarl.load("x" * 5000)
-
-
-def test_the_root_folder_holds_no_agent():
-    with pytest.raises(QuarlError):
-        quarl.load("/")
+@pytest.mark.parametrize(("path", "said"), [("nowhere.zip", "nowhere"), ("x" * 5000, "cannot read"), ("/", "")])
+def test_what_holds_no_agent_is_a_user_s_mistake(path, said):
+    with pytest.raises(quarl.QuarlError, match=said):
+        quarl.load(path)
 
 
 @pytest.mark.parametrize(
@@ -349,6 +310,7 @@ def test_a_quantised_agent_knows_the_environment_that_it_was_calibrated_in(tmp_p
         (np.float64(1), r"observation is \(\)"),
         (np.zeros((2, 3)), r"observation is \(2, 3\), the policy expects \(4,\)"),
         (np.array([0, 0, np.nan, 0]), "NaN or infinity"),
+        *((np.float32([0, value, 0, 0]), "NaN or infinity") for value in (np.nan, np.inf, -np.inf)),
         (np.full(4, 1e300), "NaN or infinity"),  # in float32, which networks compute in
     ],
 )

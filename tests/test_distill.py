@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import signal
 import subprocess
 import sys
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 import networks
 import quarl
+from documents import ROOT, blocks
 from quarl import cli, evaluation
 from quarl.commands import distill
 from quarl.distillation import rounds
 from quarl.files import locked
 from quarl.policy import artifact
 from quarl.quant.spec import QuantSpec
+from refusals import refused
 
 QUICK = ["--rounds", "1", "--updates", "20", "--states", "100", "--validation", "10", "--episodes", "10"]
 
@@ -75,16 +76,41 @@ def test_a_folder_holds_the_policy_its_row_and_how_it_came_about(agents, tmp_pat
 )
 def test_what_cannot_be_distilled_is_one_line(agents, tmp_path, capsys, words, said):
     model = str(agents / "sb3" / "dqn" / "CartPole-v1_1")
-    assert cli.main(["distill", model, *words, "-o", str(tmp_path / "out")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+    assert said in refused(capsys, "distill", model, *words, "-o", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_policy_that_is_quantised_already_is_refused(agents, tmp_path, capsys):
-    quarl.load(agents / "sb3" / "dqn" / "CartPole-v1_1").quantize("int8").save(tmp_path / "p.quarl")
-    assert cli.main(["distill", str(tmp_path / "p.quarl"), "-o", str(tmp_path / "out")]) == 2
-    assert "is quantised already (int8); give the float policy" in capsys.readouterr().err
+@pytest.fixture(scope="module")
+def unsound(tmp_path_factory):
+    """Policies, one in int8 and one whose outputs are not finite, and observations that nothing is learned from."""
+    folder, policy = tmp_path_factory.mktemp("unsound"), networks.dense([4, 8, 2])
+    artifact.write(policy, folder / "policy.quarl")
+    quarl.Agent(policy).quantize("int8", observations=networks.observations(policy, 64)).save(folder / "int8.quarl")
+    ops = [replace(op, weight=np.full(op.weight.shape, 3e38, np.float32)) for op in policy.linear]
+    artifact.write(replace(policy, ops=(ops[0], replace(ops[1], inputs=(ops[0].name,)))), folder / "infinite.quarl")
+    arrays = {"shape": np.zeros((40, 3)), "nan": np.full((40, 4), np.nan), "few": np.zeros((9, 4))}
+    for name, array in (arrays | {"words": np.full((40, 4), "a")}).items():
+        np.save(folder / f"{name}.npy", array)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("policy.quarl --observations shape.npy", "observation is (40, 3), the policy expects (4,)"),
+        ("policy.quarl --observations nan.npy", "the observation holds NaN or infinity"),
+        ("policy.quarl --observations few.npy", "observations of 9 states are too few: give 10 or more"),
+        ("policy.quarl --observations words.npy", "only arrays of numbers are read"),
+        ("policy.quarl", "names no environment: name one with --env ID, or give --observations FILE"),
+        ("infinite.quarl --env CartPole-v1", "NaN or infinity"),
+        ("int8.quarl", "is quantised already (int8); give the float policy"),
+    ],
+)
+def test_a_teacher_and_what_it_observes_are_checked(unsound, tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(unsound)
+    assert cli.main(["distill", *words.split(), "-o", str(tmp_path / "out")]) == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
 
 
 KILLED = """
@@ -181,40 +207,6 @@ def test_recorded_observations_stand_in_place_of_an_environment(tmp_path, capsys
     assert not (tmp_path / "out" / "curve.png").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "array", "said"),
-    [
-        ("shape", np.zeros((40, 3)), "observation is (40, 3), the policy expects (4,)"),
-        ("nan", np.full((40, 4), np.nan), "the observation holds NaN or infinity"),
-        ("few", np.zeros((9, 4)), "observations of 9 states are too few: give 10 or more"),
-        ("words", np.full((40, 4), "a"), "only arrays of numbers are read"),
-    ],
-)
-def test_observations_are_checked_before_they_are_learned_from(tmp_path, capsys, name, array, said):
-    artifact.write(networks.dense([4, 8, 2]), tmp_path / "policy.quarl")
-    np.save(tmp_path / f"{name}.npy", array)
-    words = ["distill", str(tmp_path / "policy.quarl"), "--observations", str(tmp_path / f"{name}.npy")]
-    assert cli.main([*words, "-o", str(tmp_path / "out")]) == 2
-    assert said in capsys.readouterr().err.splitlines()[-1]
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_policy_without_an_environment_is_told_what_to_give(tmp_path, capsys):
-    artifact.write(networks.dense([4, 8, 2]), tmp_path / "policy.quarl")
-    assert cli.main(["distill", str(tmp_path / "policy.quarl"), "-o", str(tmp_path / "out")]) == 2
-    assert "names no environment: name one with --env ID, or give --observations FILE" in capsys.readouterr().err
-
-
-def test_a_teacher_whose_outputs_are_not_finite_is_refused(tmp_path, capsys):
-    network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    for parameter in network.parameters():
-        torch.nn.init.constant_(parameter, 3e38)
-    quarl.Agent.from_module(network, (4,), networks.ActionHead("argmax")).save(tmp_path / "policy.quarl")
-    words = ["distill", str(tmp_path / "policy.quarl"), "--env", "CartPole-v1", "-o", str(tmp_path / "out")]
-    assert cli.main(words) == 2
-    assert "NaN or infinity" in capsys.readouterr().err.splitlines()[-1]
-
-
 @pytest.mark.slow
 def test_the_float_policy_plays_validation_once_for_all_precisions(agents, tmp_path, monkeypatch):
     played = []
@@ -265,8 +257,8 @@ def test_python_gets_the_agent_of_the_best_snapshot_and_what_was_seen(agents):
 
 
 def test_the_guide_s_python_runs(agents, tmp_path, monkeypatch, capsys):
-    page = Path(__file__).resolve().parents[1] / "docs" / "guide" / "distill.md"
-    (code,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    page = ROOT / "docs" / "guide" / "distill.md"
+    (code,) = (block.text for block in blocks(page) if block.language == "python")
     monkeypatch.chdir(tmp_path)
     Path("logs").symlink_to(agents / "sb3")
     exec(compile(code.replace("rounds=2", "rounds=1, updates=20, states=100, validation=5"), "page", "exec"), {})
@@ -336,7 +328,7 @@ def test_distill_mixes_no_two_agents_and_no_two_runs(tmp_path, capsys, monkeypat
     ],
 )
 def test_what_came_of_a_precision_names_the_next_step(updates, row, said):
-    about = dict.fromkeys(field.name for field in dataclasses.fields(distill.DistillRow)) | {"precision": "int4"}
+    about = dict.fromkeys(field.name for field in fields(distill.DistillRow)) | {"precision": "int4"}
     about |= {"mean": 95.0, "mean_calibrated": 80.0, "mean_fp32": 100.0, "margin_pct": 5.0, "episodes": 100, "round": 0}
     about |= {"difference": -10.0, "difference_low": -20.0, "difference_high": 0.0, "verdict": "non-inferior"}
     snapshots = [SimpleNamespace(updates=number) for number in updates]

@@ -7,37 +7,28 @@ import re
 import shlex
 import subprocess
 import tomllib
-from pathlib import Path
 
 import pytest
 import yaml
 
 import quarl
+from documents import PAGES, ROOT, blocks
 from quarl.cli import parse
 
-ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PINS = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
-DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
 
 
 def name_of(requirement):
     return re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-")
 
 
-def blocks(document):
-    """Lines of the document's fenced blocks."""
-    for block in re.findall(r"^```\w*\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL):
-        yield from block.splitlines()
-
-
 def commands():
     """(file, command) of every complete `quarl ...` line in a fenced block."""
-    for document in DOCUMENTS:
-        for line in blocks(document):
-            words = line.removeprefix("$ ").partition("#")[0].strip()
+    for page in PAGES:
+        for words in (words for block in blocks(page, generated=True) for words in block.commands()):
             if words.startswith("quarl ") and not re.search(r"[\[\]|…]|\.\.\.|--help|--version", words):
-                yield pytest.param(words, id=f"{document.name}: {words}")
+                yield pytest.param(words, id=f"{page.name}: {words}")
 
 
 @pytest.mark.parametrize("command", list(commands()))
@@ -47,9 +38,7 @@ def test_documented_commands_are_understood(command):
 
 @pytest.mark.slow
 def test_documented_make_targets_exist():
-    named = {
-        found for document in DOCUMENTS for found in re.findall(r"\bmake ([a-z][a-z0-9-]*)`", document.read_text())
-    }
+    named = {found for page in PAGES for found in re.findall(r"\bmake ([a-z][a-z0-9-]*)`", page.read_text())}
     assert _steps("demo", "test", "check", *named)
 
 
