@@ -218,10 +218,5 @@ class Images(gymnasium.Env):
 
 STEPS = 50
 """Of an episode."""
-for one in (Line, Raising, NanObservation, InfiniteReward, ArrayReward, OldStep, OldReset, Unseeded, Listing, Doubles):
-    register(f"{one.__name__}-v0", entry_point=one, max_episode_steps=STEPS)
-for one in (Exiting, ExitingAtReset, ExitingWhenMade):
-    register(f"{one.__name__}-v0", entry_point=one, max_episode_steps=STEPS)
-for one in (Short, ShortLater, Fractions, NanAtTheEnd, Single, SingleWorld, Device, Unclosable, Images):
-    register(f"{one.__name__}-v0", entry_point=one, max_episode_steps=STEPS)
-register("Unlimited-v0", entry_point=Unlimited)
+for one in (Line, Images, *Line.__subclasses__()):
+    register(f"{one.__name__}-v0", entry_point=one, max_episode_steps=None if one is Unlimited else STEPS)

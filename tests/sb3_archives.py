@@ -82,9 +82,7 @@ def tensors_with(change: Callable[[dict[str, Any]], Any]) -> Change:
     def apply(members: dict[str, bytes]) -> None:
         state = torch.load(io.BytesIO(members["policy.pth"]), weights_only=True)
         change(state)
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        members["policy.pth"] = buffer.getvalue()
+        members["policy.pth"] = saved(state)
 
     return apply
 

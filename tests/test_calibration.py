@@ -192,13 +192,6 @@ def test_static_rows_that_hardly_read_anything_keep_their_bias_and_cost_others_n
         assert np.array_equal(*(engines.load(static, name, batch=256).run(x) for name in (engine, "reference")))
 
 
-def test_quantisation_is_deterministic():
-    policy = networks.convolutional()
-    x = networks.observations(policy, 32)
-    one, two = (quantize(policy, spec("int4"), x) for _ in range(2))
-    assert all(np.array_equal(a.weight.codes, b.weight.codes) for a, b in zip(one.linear, two.linear, strict=True))
-
-
 @pytest.mark.parametrize("name", ["relu", "squashed", "convolutional"])
 def test_what_several_precisions_share_changes_none_of_them(name, monkeypatch):
     policy = networks.EVERY[name]()

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -50,12 +49,7 @@ def balancing(**provenance: Any) -> QuantizedPolicy:
 
 def clumsy(env_id: str, inputs: int, actions: int) -> QuantizedPolicy:
     """An untrained tanh network: its episodes differ."""
-    generator = np.random.default_rng(1)
-    sizes = [inputs, 16, actions]
-    layers = [
-        (f"layer{i}", generator.normal(size=(o, n)) / np.sqrt(n), np.zeros(o))
-        for i, (n, o) in enumerate(pairwise(sizes))
-    ]
+    layers = networks.layers(np.random.default_rng(1), [inputs, 16, actions])
     limit = np.ones(actions, np.float32)
     return policy(mlp(layers, "tanh"), inputs, ActionHead("clip", -limit, limit), env_id=env_id)
 
@@ -71,7 +65,10 @@ def assert_same_episodes(ours: Evaluation, other: Evaluation) -> None:
 
 
 def test_a_known_optimum_is_reached_in_every_episode() -> None:
-    evaluation = run(balancing(), episodes=5, seed=3)
+    heard = []
+    options = {"batch": 2, "progress": lambda episode: heard.append((episode.index, episode.total))}
+    evaluation = run(balancing(), episodes=5, seed=3, **options)
+    assert sorted(heard) == [(k, 500.0) for k in range(5)]
     assert evaluation.returns.tolist() == evaluation.lengths.tolist() == [500] * 5
     assert evaluation.seeds.tolist() == [episode_seed("evaluation", 3, k) for k in range(5)]
     assert (evaluation.env_id, evaluation.engine, evaluation.measured) == ("CartPole-v1", "reference", False)
@@ -95,12 +92,7 @@ def test_returns_do_not_depend_on_the_batch(env_id: str, inputs: int, actions: i
     assert len(set(alone.returns)) > 1
     assert_same_episodes(run(subject, episodes=5, batch=3), alone)
     assert_same_episodes(run(subject, episodes=5, batch=16), alone)
-
-
-def test_fewer_episodes_are_the_first_of_more() -> None:
-    require.module("Box2D")
-    subject = clumsy("LunarLanderContinuous-v3", 8, 2)
-    assert run(subject, episodes=3).returns.tolist() == run(subject, episodes=6).returns.tolist()[:3]
+    assert run(subject, episodes=3).returns.tolist() == alone.returns.tolist()[:3]
 
 
 @pytest.mark.slow
@@ -204,12 +196,6 @@ def test_rewards_that_are_no_numbers_are_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(CartPoleEnv, "step", lambda self, action: (np.zeros(4, np.float32), np.nan, True, False, {}))
     with pytest.raises(QuarlError, match=r"CartPole-v1 gave rewards that are NaN or infinite, in 3 of 3 episodes"):
         run(balancing(), episodes=3)
-
-
-def test_progress_hears_of_every_episode_once() -> None:
-    heard = []
-    run(balancing(), episodes=5, batch=2, progress=lambda episode: heard.append((episode.index, episode.total)))
-    assert sorted(heard) == [(k, 500.0) for k in range(5)]
 
 
 @pytest.mark.parametrize(
