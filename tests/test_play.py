@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import imageio.v3
@@ -15,11 +14,10 @@ from gymnasium.envs.registration import EnvSpec, registry
 
 import contracts
 import require
-from networks import cartpole, dense
+from networks import cartpole
 from quarl.cli import main
 from quarl.commands import play
 from quarl.policy import artifact
-from quarl.policy.graph import ActionHead
 from refusals import refused
 
 # imageio-ffmpeg leaves its pipes to the garbage collector
@@ -202,8 +200,19 @@ def test_who_ended_in_what_is_no_number_does_not_stop_the_other(file, monkeypatc
     assert imageio.v3.imread("a.gif").shape[0] == (10 + 1) + (13 + 1)
 
 
-def test_where_only_one_environment_may_live_no_agent_is_shown_as_another(file, capsys):
-    limit = np.ones(1, np.float32)
-    artifact.write(replace(dense([2, 8, 1]), head=ActionHead("clip", -limit, limit)), "line.safetensors")
-    assert main(["play", "line.safetensors", "--env", "difficult_environments:Single-v0", "--record", "a.gif"]) == 2
-    assert "Single-v0 can be made once at a time" in capsys.readouterr().err.splitlines()[-1]
+def test_where_only_one_environment_may_live_no_agent_is_shown_as_another(file, capsys, monkeypatch):
+    class Single(CartPoleEnv):
+        alive = 0
+
+        def __init__(self, **options):
+            if Single.alive:
+                raise RuntimeError("one at a time")
+            super().__init__(**options)
+            Single.alive = 1
+
+        def close(self):
+            Single.alive = 0
+
+    monkeypatch.setitem(registry, "Lonely-v0", EnvSpec("Lonely-v0", Single, max_episode_steps=10))
+    assert main(["play", file, "--env", "Lonely-v0", "--record", "a.gif"]) == 2
+    assert "Lonely-v0 can be made once at a time" in capsys.readouterr().err.splitlines()[-1]
