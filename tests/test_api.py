@@ -254,7 +254,7 @@ def test_what_no_runtime_has_kernels_for_says_what_to_do_instead(tmp_path):
             agent.save(tmp_path / f"policy.{suffix}")
 
 
-@pytest.mark.parametrize(("path", "said"), [("nowhere.zip", "nowhere"), ("x" * 5000, "cannot read"), ("/", "")])
+@pytest.mark.parametrize(("path", "said"), [("nowhere.zip", "nowhere"), ("x" * 5000, "cannot read"), ("/", None)])
 def test_what_holds_no_agent_is_a_user_s_mistake(path, said):
     with pytest.raises(quarl.QuarlError, match=said):
         quarl.load(path)
