@@ -436,7 +436,6 @@ def test_results_of_another_agent_that_came_meanwhile_are_not_replaced(capsys, m
     assert (folder / "int4e8.safetensors").is_file()
 
 
-@pytest.mark.slow
 def test_one_episode_has_no_interval(models, capsys, tmp_path):
     assert main(["eval", str(models / "policy.safetensors"), "--episodes", "1", "--json", "row.json"]) == 0
     document = json.loads((tmp_path / "row.json").read_text())
@@ -448,7 +447,6 @@ def test_one_episode_has_no_interval(models, capsys, tmp_path):
     assert "return of the fp32 policy: 7.0 –, 1 episode" in list(actorq._sentences(ActorQConfig(), summary))
 
 
-@pytest.mark.slow
 def test_rows_on_stdout_are_nothing_but_json(models, capfd, tmp_path):
     assert main(["eval", str(models / "policy.safetensors"), "--episodes", "2", "--json", "-"]) == 0
     captured = capfd.readouterr()
@@ -472,7 +470,6 @@ def test_a_pipe_and_a_link_get_the_rows_and_stay_what_they_are(models, tmp_path)
     assert Path("link").is_symlink()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "how"),
     [
@@ -491,7 +488,6 @@ def test_eval_plays_any_policy_in_either_way(name, how, models, capsys, tmp_path
     assert f" {row['steps']} " in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_inspect_writes_the_original_s_line(models, capsys, tmp_path):
     words = ["inspect", str(models / "policy.safetensors"), "--bits", "4", "--json", "inspect.json"]
     assert main(words) == 0
@@ -509,7 +505,6 @@ def test_inspect_writes_the_original_s_line(models, capsys, tmp_path):
     assert (tmp_path / "quarl-inspect" / "weights.png").is_file()
 
 
-@pytest.mark.slow
 def test_bench_latency_measures_the_widths_it_is_given(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(latency, "measure", partial(latency.measure, seconds=0.01))
     assert main(["bench", "latency", "--widths", "8", "4,4", "--json", "latency.json"]) == 0
@@ -519,7 +514,6 @@ def test_bench_latency_measures_the_widths_it_is_given(capsys, monkeypatch, tmp_
     assert "4-4" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_doctor_reports_this_machine(capsys, tmp_path):
     assert main(["doctor", "--json", "doctor.json"]) == 0
     document = json.loads((tmp_path / "doctor.json").read_text())

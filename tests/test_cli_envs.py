@@ -27,7 +27,6 @@ def document(*words):
     return found
 
 
-@pytest.mark.slow
 def test_every_suite_is_listed_with_its_version_or_the_command_that_installs_it(capsys):
     rows = document()["rows"]
     assert [row["suite"] for row in rows] == ["classic", "toy-text", *(suite.extra for suite in SUITES)]
@@ -44,7 +43,6 @@ def test_every_suite_is_listed_with_its_version_or_the_command_that_installs_it(
     assert "learners that fit it" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_a_suite_that_is_missing_shows_its_pip_command(capsys, monkeypatch):
     monkeypatch.setattr("quarl.commands.envs.version", lambda package: "1.0" if package == "gymnasium" else None)
     rows = document()["rows"]
@@ -52,7 +50,6 @@ def test_a_suite_that_is_missing_shows_its_pip_command(capsys, monkeypatch):
     assert "pip install 'quarl[atari]'" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_one_suite_lists_its_ids_before_anything_of_it_is_imported(capsys):
     (row,) = document("--suite", "atari")["rows"]
     assert row["example"] == "PongNoFrameskip-v4"
@@ -62,7 +59,6 @@ def test_one_suite_lists_its_ids_before_anything_of_it_is_imported(capsys):
     assert {"ALE/Breakout-v5", "MontezumaRevengeNoFrameskip-v4"} <= set(listed)
 
 
-@pytest.mark.slow
 def test_one_environment_says_which_algorithms_fit_and_why_others_do_not(capsys):
     rows = document("Pendulum-v1")["rows"]
     assert [(row["algo"], row["fits"]) for row in rows] == [
@@ -76,7 +72,6 @@ def test_one_environment_says_which_algorithms_fit_and_why_others_do_not(capsys)
     assert re.search(r"dqn +n/a +dqn needs a discrete action space", shown)
 
 
-@pytest.mark.slow
 def test_a_retired_id_is_shown_as_the_living_one():
     assert {row["env_id"] for row in document("gym,MountainCar-v0")["rows"]} == {"MountainCar-v0"}
     rows = document("FrozenLake-v1")["rows"]
@@ -84,7 +79,6 @@ def test_a_retired_id_is_shown_as_the_living_one():
     assert "nothing is trained here" in rows[0]["reason"]
 
 
-@pytest.mark.slow
 def test_an_atari_game_says_its_frames(capsys):
     require.module("ale_py")
     rows = document("ALE/Pong-v5")["rows"]
@@ -94,7 +88,6 @@ def test_an_atari_game_says_its_frames(capsys):
     capsys.readouterr()
 
 
-@pytest.mark.slow
 def test_the_command_that_is_printed_repeats_the_list(capsys):
     for words in (["envs"], ["envs", "CartPole-v1"], ["envs", "--suite", "classic"]):
         assert main(words) == 0

@@ -144,7 +144,6 @@ def test_bash_completes_verbs_options_and_values(tmp_path):
     assert dict(zip(expected, completed(expected, tmp_path), strict=True)) == expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["fish", "zsh"])
 def test_other_shells_take_the_script(shell, tmp_path):
     require.program(shell)
@@ -152,7 +151,6 @@ def test_other_shells_take_the_script(shell, tmp_path):
     subprocess.run([shell, "-n", str(tmp_path / "script")], check=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("shell", SHELLS)
 def test_completion_is_printed(shell, capsys):
     assert main(["completion", shell]) == 0
@@ -161,7 +159,6 @@ def test_completion_is_printed(shell, capsys):
     assert "--actor-precision" in printed
 
 
-@pytest.mark.slow
 def test_quiet_leaves_results_on_stdout_and_nothing_on_stderr(policy, capsys):
     words = ["eval", policy, "--episodes", "2", "--max-episode-steps", "20"]
     assert main(words) == 0
@@ -179,7 +176,6 @@ def test_quiet_is_not_about_errors(policy, capsys):
     assert "did you mean 'CartPole-v1'" in refused(capsys, "eval", policy, "--env", "CartPol-v1", "-q")
 
 
-@pytest.mark.slow
 def test_verbose_says_what_is_loaded_read_and_played(policy, capsys):
     assert main(["eval", policy, "--episodes", "2", "--seed", "5", "--verbose"]) == 0
     said = capsys.readouterr()
@@ -203,7 +199,6 @@ def test_verbose_says_what_is_loaded_read_and_played(policy, capsys):
     assert "repeat: quarl eval policy.safetensors --seed 5 --episodes 2\n" in said.out
 
 
-@pytest.mark.slow
 def test_verbose_and_quiet_exclude_each_other_and_last_for_one_command(policy, capsys):
     assert "--verbose and --quiet exclude each other" in refused(capsys, "eval", policy, "-v", "-q")
     assert main(["eval", policy, "--episodes", "1", "-v"]) == 0
@@ -222,7 +217,6 @@ def test_processes_of_a_run_say_as_much_as_it_does(policy, capfd):
         assert capfd.readouterr().err.splitlines() == [f"quarl: {line}" for line in lines]
 
 
-@pytest.mark.slow
 def test_a_run_of_a_verb_remembers_neither_verbose_nor_quiet(policy, capsys, tmp_path):
     words = ["train", "--algo", "a2c", "-n", "64", "--eval-episodes", "0", "-f", "logs"]
     assert main([*words, "-q"]) == 0
@@ -248,7 +242,6 @@ def test_a_terminal_hears_what_will_be_done_before_anything_is_loaded(policy, mo
     assert said[-1] == ("quarl.commands.ptq", "quarl: as far as this\n")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("words", [["--help"], ["missing.zip"], ["missing.zip", "--env", "CartPole-v1"]])
 @pytest.mark.parametrize("verb", ["ptq", "eval", "inspect"])
 def test_help_and_the_refusal_of_no_model_load_nothing_heavy(verb, words, tmp_path):

@@ -75,13 +75,11 @@ def test_a_file_of_weights_has_the_rows_of_the_policy_that_it_was_written_from(f
     assert Path("quarl-inspect/output.txt").read_text() == line.replace(name, "policy.safetensors")
 
 
-@pytest.mark.slow
 def test_no_scheme_is_replaced_where_float_formats_have_none(files: Path, capsys):
     inspected(files / "p.pt", "--bits", "fp16")
     assert PLAIN not in capsys.readouterr().out
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["qat-minmax", "actorq", "default"])
 def test_a_quantised_policy_is_shown_as_it_is(tmp_path: Path, capsys, scheme: str):
     """Training and actors have schemes of their own names."""
@@ -93,7 +91,6 @@ def test_a_quantised_policy_is_shown_as_it_is(tmp_path: Path, capsys, scheme: st
     assert "rescales channels" not in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_a_policy_in_fp32_is_a_float_policy(files: Path, tmp_path: Path):
     exact = quantize(artifact.read(files / "policy.safetensors"), QuantSpec.parse("fp32"))
     artifact.write(exact, tmp_path / "policy.safetensors")
@@ -101,7 +98,6 @@ def test_a_policy_in_fp32_is_a_float_policy(files: Path, tmp_path: Path):
     assert inspected("policy.safetensors", *words)["rows"] == inspected(files / "policy.safetensors", *words)["rows"]
 
 
-@pytest.mark.slow
 def test_several_models_have_a_row_each_with_their_layers_in_it(files: Path, capsys):
     names = ["policy.safetensors", "p.onnx", "int4.quarl"]
     document = inspected(*(files / name for name in names), "--bits", 8)
@@ -180,7 +176,6 @@ def test_a_model_that_cannot_be_run_shows_all_its_weights(files: Path, capsys, t
     assert {tuple(row["shape"]) for row in document["rows"]} == {(32, 4), (32, 8), (2, 8), (1, 8)}
 
 
-@pytest.mark.slow
 def test_a_policy_with_nowhere_to_play_is_rounded_by_its_weights_alone(capsys, tmp_path: Path):
     artifact.write(networks.dense([4, 16, 2]), tmp_path / "plain.safetensors")
     document = inspected(tmp_path / "plain.safetensors", "--bits", "8")
@@ -188,7 +183,6 @@ def test_a_policy_with_nowhere_to_play_is_rounded_by_its_weights_alone(capsys, t
     assert PLAIN in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_an_agent_of_the_hub_is_a_model_of_every_verb(files: Path, monkeypatch: pytest.MonkeyPatch):
     require.module("huggingface_hub")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -205,7 +199,6 @@ def test_an_agent_of_the_hub_is_a_model_of_every_verb(files: Path, monkeypatch: 
     assert json.loads(Path("eval.json").read_text())["env_id"] == "CartPole-v1"
 
 
-@pytest.mark.slow
 def test_names_of_files_and_of_layers_are_shown_short_and_obeyed_by_nothing(tmp_path, capsys):
     path = tmp_path / "\x1b[31m$x^{$.safetensors"
     layer = "\x1b]0;title\x07" + "層" * 10 + "a" * 100_000

@@ -133,7 +133,6 @@ def test_help_names_what_training_from_a_file_changes(capsys):
     assert "exploration at its final epsilon" in re.sub(r"[│|]\s*", "", shown)
 
 
-@pytest.mark.slow
 def test_an_environment_of_the_user_s_module_is_trained_in(tmp_path, monkeypatch, capsys):
     (tmp_path / "my_module_for_train.py").write_text(
         "import gymnasium\n"

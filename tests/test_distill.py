@@ -25,10 +25,11 @@ from quarl.policy import artifact
 from quarl.quant.spec import QuantSpec
 from refusals import refused
 
+pytestmark = pytest.mark.slow
+
 QUICK = ["--rounds", "1", "--updates", "20", "--states", "100", "--validation", "10", "--episodes", "10"]
 
 
-@pytest.mark.slow
 def test_a_folder_holds_the_policy_its_row_and_how_it_came_about(agents, tmp_path, capsys):
     folder = tmp_path / "small"
     words = ["distill", "dqn", "CartPole-v1", "-f", str(agents / "sb3"), "--bits", "2", "8", *QUICK, "-o", str(folder)]
@@ -129,7 +130,6 @@ cli.main(sys.argv[1:])
 """It dies once the first precision's first round is kept."""
 
 
-@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_from_its_last_round_to_the_bits_of_one_that_was_not(agents, tmp_path, capsys):
     model = ["distill", "dqn", "MountainCar-v0", "-f", str(agents / "sb3"), "--bits", "2", "3"]
     words = [*model, *QUICK, "--rounds", "2", "--validation", "5"]  # of five episodes there is no verdict
@@ -153,7 +153,6 @@ def test_a_run_that_was_killed_goes_on_from_its_last_round_to_the_bits_of_one_th
     assert [{**row, **dict.fromkeys(timed)} for row in ours] == [{**row, **dict.fromkeys(timed)} for row in theirs]
 
 
-@pytest.mark.slow
 def test_bits_of_layers_are_chosen_by_what_distillation_makes_of_them_and_a_killed_search_goes_on(
     agents, tmp_path, capsys
 ):
@@ -182,7 +181,6 @@ def test_bits_of_layers_are_chosen_by_what_distillation_makes_of_them_and_a_kill
     assert not [*cut.glob("checkpoint-*")]
 
 
-@pytest.mark.slow
 def test_recorded_observations_stand_in_place_of_an_environment(tmp_path, capsys, monkeypatch):
     policy = networks.dense([4, 32, 32, 3], head="argmax")
     artifact.write(policy, tmp_path / "policy.quarl")
@@ -207,7 +205,6 @@ def test_recorded_observations_stand_in_place_of_an_environment(tmp_path, capsys
     assert not (tmp_path / "out" / "curve.png").exists()
 
 
-@pytest.mark.slow
 def test_the_float_policy_plays_validation_once_for_all_precisions(agents, tmp_path, monkeypatch):
     played = []
     play = rounds.Validation.play
@@ -222,7 +219,6 @@ def test_the_float_policy_plays_validation_once_for_all_precisions(agents, tmp_p
     assert played == ["fp32", "int8", "int7e8"]
 
 
-@pytest.mark.slow
 def test_fresh_episodes_are_played_until_a_verdict(agents, tmp_path):
     words = ["distill", "dqn", "CartPole-v1", "-f", str(agents / "sb3"), "--bits", "8", "2", "--edge-bits", "same"]
     auto = ["--episodes", "auto", "--max-episodes", "40", "--margin", "10", "-o", str(tmp_path / "out")]
@@ -234,7 +230,6 @@ def test_fresh_episodes_are_played_until_a_verdict(agents, tmp_path):
     assert two["mean"] < two["mean_fp32"]
 
 
-@pytest.mark.slow
 def test_a_budget_of_updates_holds_so_many_whole_rounds_and_one_of_minutes_ends_between_rounds(
     agents, tmp_path, capsys
 ):
@@ -281,7 +276,6 @@ def test_a_careless_call_is_told_the_right_keyword(options, line):
         quarl.Agent(networks.dense([4, 2])).distill(**options)
 
 
-@pytest.mark.slow
 def test_distill_mixes_no_two_agents_and_no_two_runs(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("one", "two"):

@@ -66,6 +66,7 @@ def public_functions(body: list[ast.stmt]) -> Iterator[ast.FunctionDef]:
             yield from public_functions(node.body)
 
 
+@pytest.mark.slow
 def test_public_functions_have_docstrings():
     trees = [ast.parse(path.read_text()) for path in Path(quarl.__file__).parent.rglob("*.py")]
     lines = [len((ast.get_docstring(one) or "").splitlines()) for tree in trees for one in public_functions(tree.body)]

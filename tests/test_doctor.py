@@ -48,7 +48,6 @@ def test_every_extra_is_looked_at():
         assert brought - {"mujoco"} <= {*doctor.EXTRAS[name]}
 
 
-@pytest.mark.slow
 def test_this_machine_passes_and_the_rows_keep_the_contract():
     rows = doctor.examine()
     contracts.check(schema.document(doctor.Check, rows))
@@ -56,7 +55,6 @@ def test_this_machine_passes_and_the_rows_keep_the_contract():
     assert {f"engine {name}" for name in ENGINES} <= {row.check for row in rows}
 
 
-@pytest.mark.slow
 def test_the_header_of_results_is_plain_json():
     header = machine.machine()
     assert json.loads(json.dumps(header)) == header

@@ -110,7 +110,6 @@ def test_counters_are_read_and_may_come_around(tmp_path):
         source.close()
 
 
-@pytest.mark.slow
 def test_without_counters_there_is_no_such_source(tmp_path):
     (tmp_path / "powercap").mkdir()
     assert Counters.find(tmp_path / "powercap") is None
@@ -171,7 +170,6 @@ def test_the_guess_needs_no_network_and_leaves_no_file(tmp_path, no_network):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_what_is_not_asked_for_is_not_measured():
     with energy.meter(PtqConfig()) as meter:
         assert meter.joules() is meter.method is None
@@ -213,7 +211,6 @@ def test_a_window_of_actorq_counts_all_its_processes():
     assert meter.cost.joules > own + 1.0  # learner, publisher and actor have each imported torch or a runtime
 
 
-@pytest.mark.slow
 def test_a_document_s_energy_has_the_contract_s_keys():
     cost = energy.Energy(
         joules=1.0, co2_g=2.0, method="m", watts=None, cpu_seconds=3.0, country="world", grams_per_kwh=4.0

@@ -18,6 +18,8 @@ import require
 from quarl.errors import EXTRAS
 from quarl.readers.sb3 import contents
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import importlib, json, os, sys
 plan, early = json.loads(sys.argv[1]), sys.argv[2:]
@@ -142,7 +144,6 @@ def outcome(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("extra", MODULES)
 def test_without_an_extra_runs_are_the_same_or_name_it(extra: str, ran: Path) -> None:
     ours, everything = outcome(ran / extra), outcome(ran / "all")
@@ -157,7 +158,6 @@ def test_without_an_extra_runs_are_the_same_or_name_it(extra: str, ran: Path) ->
     assert not (ran / extra / "refused" / "dqn").exists()
 
 
-@pytest.mark.slow
 def test_a_game_is_preprocessed_whether_the_zoo_is_there_or_not(ran: Path) -> None:
     for folder, more in (("all", ""), ("zoo", ", from QuaRL's copy")):
         found = outcome(ran / folder)[GAMER]
@@ -225,7 +225,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_a_plain_install_plays_quantises_and_inspects_and_names_the_extra_of_the_rest(plain: Path) -> None:
     command, lines = [sys.executable, "-c", LIGHT, " ".join(EXTRAS)], "\n".join([*PLAIN, *NEEDING])
     done = subprocess.run(command, cwd=plain, input=lines, capture_output=True, text=True, check=False)
@@ -245,7 +244,6 @@ def test_a_plain_install_plays_quantises_and_inspects_and_names_the_extra_of_the
         assert refusal.endswith(f": pip install 'quarl[{extra}]'")
 
 
-@pytest.mark.slow
 def test_loading_and_playing_an_agent_imports_no_package_of_an_extra_nor_scipy_stats(plain: Path) -> None:
     script = """
 import sys, quarl

@@ -63,7 +63,6 @@ def last_step(folder: Path) -> int:
     return max(int(path.stem.rpartition("-")[2]) for path in (folder / "actorq").glob("checkpoint-*.safetensors"))
 
 
-@pytest.mark.slow
 def test_a_study_has_nothing_left_to_do(copy: Path) -> None:
     then = json.loads((copy / "rows.json").read_text())["rows"]
     assert main(["study", "run", "small.yml", "-o", "study", "--json", "now.json"]) == 0

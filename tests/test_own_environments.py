@@ -110,6 +110,7 @@ def test_a_method_plays_in_an_environment_object_as_in_the_same_by_id(name, agen
         assert set(given) == {7.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["zip", "live"])
 def test_an_agent_of_an_unregistered_environment_plays_in_the_object(source, tmp_path):
     model = MaskablePPO("MlpPolicy", masked(), n_steps=64, seed=0, device="cpu")
@@ -219,7 +220,6 @@ def test_a_verb_without_its_environment_names_a_fix_that_it_has(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow  # it compiles the exported C
 @pytest.mark.parametrize("env_id", MISSING[1:3])
 @pytest.mark.parametrize("words", ["export -o out", "distill -o out --bits 4 --rounds 1 --updates 1"])
 def test_recorded_observations_do_in_place_of_a_missing_environment(

@@ -70,7 +70,6 @@ def test_returns_are_those_that_evaluation_finds_with_the_seed(file, monkeypatch
     assert alone == [row for row in rows if row["precision"] == "int2e8"]
 
 
-@pytest.mark.slow
 def test_captions_say_precision_step_and_return(file, monkeypatch):
     said = []
     monkeypatch.setattr(play.ImageDraw.ImageDraw, "text", lambda self, place, text, *look: said.append((place, text)))
@@ -118,7 +117,6 @@ def test_a_quantised_policy_is_shown_alone_and_that_is_said(file, capsys):
     )
 
 
-@pytest.mark.slow
 def test_on_a_window_pictures_come_at_the_environment_s_rate(file, monkeypatch):
     pygame = require.module("pygame")
     shown, rates = [], []

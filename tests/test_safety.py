@@ -207,6 +207,7 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_small_files_of_large_costs_are_refused_in_one_line(name: str, tmp_path: Path):
     file, data, said = REFUSED[name]

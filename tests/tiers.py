@@ -15,7 +15,17 @@ from typing import Any
 
 import pytest
 
-SMOKE: tuple[str, ...] = ()
+SMOKE = (
+    "test_cli.py::test_the_package_runs_as_the_command",
+    "test_cli.py::test_two_ptq_runs_into_one_folder_end_well_and_leave_the_whole_result_of_the_last",
+    "runs/test_runs_resume.py::test_a_resumed_run_reaches_the_end_of_the_first_one_s_options",
+    "qat/test_qat_convert.py::test_integers_act_as_the_model_does[ppo]",
+    "test_distill.py::test_fresh_episodes_are_played_until_a_verdict",
+    "actorq/test_actorq_faults.py::test_a_run_replaces_a_killed_actor_and_resumes",
+    "experiments/test_study_run.py::test_a_cell_whose_process_dies_costs_only_itself",
+    "export/test_c.py::test_compiled_c_gives_the_bits_of_the_reference[relu-int8]",
+    "cluster/test_cluster_connection.py::test_only_loopback_listens",
+)
 """Slow tests that the default tier runs all the same: one for each thing that only a process or a training shows."""
 MAX_SMOKE = 14
 MAX_OPTIMIZER_STEPS = 250

@@ -454,6 +454,7 @@ def test_a_header_that_is_no_header_is_damage_and_takes_no_time(tmp_path):
         checkpoint_file.read(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", [DQN, SAC])
 def test_a_checkpoint_that_lacks_any_array_is_refused_before_the_model_changes(tmp_path, cls):
     path = checkpoint.save(tmp_path, go_on(build(cls), 8), {})

@@ -58,6 +58,7 @@ def test_images_reach_the_policy_in_its_order_of_axes(monkeypatch):
     assert np.array_equal(found.observations[1], np.moveaxis(image, -1, 0))
 
 
+@pytest.mark.slow
 def test_games_of_atari_are_preprocessed_for_learner_and_actors_unless_the_user_says_otherwise():
     require.module("ale_py")
     config = ActorQConfig(env="PongNoFrameskip-v4", params=("buffer_size:50", "env_kwargs:dict(mode=0)"))

@@ -507,6 +507,7 @@ def resumed(folder, *words):
 OTHERS = {"seed": 3, "n_steps": 5, "actor_precision": "int4", "qat": "w4a8", "learner_dtype": "bf16"}
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_own_options(tmp_path):
     first = begun(config(tmp_path, params=("batch_size:16", "gamma:0.8"), max_staleness=900, **OTHERS))
     found, said = resumed(tmp_path)
@@ -729,6 +730,7 @@ def test_resume_with_other_options_is_refused_in_one_line(tmp_path, changed, mes
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_resume_for_other_bits_is_refused_though_all_shapes_agree(tmp_path):
     trained = {"qat": "w8a8", "actor_precision": "int8", "quant_delay": 300}
     with poison.rig(tmp_path, **trained) as rig:
@@ -753,6 +755,7 @@ def test_a_bound_of_staleness_that_would_stop_the_run_is_refused(tmp_path):
         limiter_of(config(tmp_path, actors=4, max_staleness=5), model)
 
 
+@pytest.mark.slow
 def test_an_idle_learner_shows_its_newest_weights(tmp_path):
     """Or actors at the bound and a learner without experience would wait for each other for ever."""
     with poison.rig(tmp_path, publish_interval=1000) as rig:

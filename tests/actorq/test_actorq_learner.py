@@ -312,6 +312,7 @@ def test_exploration_goes_on_after_resume_where_it_was(rig):
     assert second.counters.learner[Learner.EXPLORATION] == pytest.approx(1 - 0.95 * 300 / 600)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("longer", [2 * STEPS, 900])
 def test_schedules_of_a_resumed_run_end_where_it_ends_now_and_never_rise(rig, capsys, longer):
     params = tuple(f"{name}:{value}" for name, value in PARAMS.items())

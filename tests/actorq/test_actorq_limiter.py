@@ -91,6 +91,7 @@ def test_lockstep_is_sb3s_loop_and_its_actor_waits_for_every_round(gradient_step
     assert happened == expected
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     ratio=RATIOS,

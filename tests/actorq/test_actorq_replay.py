@@ -154,6 +154,7 @@ ROWS = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(
     size=st.integers(1, 40),

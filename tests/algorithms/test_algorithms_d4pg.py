@@ -118,6 +118,7 @@ def test_rows_are_shortened_to_the_norm_and_never_lengthened():
     torch.testing.assert_close(clip_rows(gradient.double(), 1.0), expected.double())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("done", "discounts", "expected"), [(0.0, 0.5, 5.0), (1.0, 0.5, 1.0), (0.0, None, 7.0)])
 def test_the_critic_learns_reward_plus_the_replay_s_discount_times_the_target(
     done: float, discounts: float | None, expected: float
@@ -206,6 +207,7 @@ def test_bfloat16_keeps_atoms_that_are_no_numbers_of_its_own():
     assert found == pytest.approx(0.86, abs=1e-4)  # bfloat16 has 0.859
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("penalty", "comes_back"), [(0.02, True), (0.0, False)])
 def test_a_saturated_actor_comes_back_where_the_critic_sees_no_difference(penalty: float, comes_back: bool):
     learner = model(saturation_penalty=penalty)
@@ -274,6 +276,7 @@ def test_a_loaded_model_acts_as_the_saved_one_and_goes_on(tmp_path: Path):
     np.testing.assert_array_equal(alone.predict(observations)[0], policy.predict(observations)[0])
 
 
+@pytest.mark.slow
 def test_on_images_each_network_begins_with_a_cnn_of_its_own(tmp_path: Path):
     images = FakeImageEnv(discrete=False, n_channels=3, channel_first=True)
     learner = D4PG("CnnPolicy", images, device="cpu", learning_starts=8, batch_size=8, buffer_size=100)

@@ -24,6 +24,8 @@ from quarl.errors import QuarlError
 from stress.chaos.run import below, living
 from waiting import until
 
+pytestmark = pytest.mark.slow
+
 require.package("ray")
 
 
@@ -133,7 +135,6 @@ def token(tmp_path: Path) -> Path:
     return token_file(tmp_path / "token", make=True)
 
 
-@pytest.mark.slow
 def test_a_driver_sees_the_raylets_as_machines_that_are_alike(local: Owner):
     found = driver(local.address, local.token)
     assert [(each["address"], each["cpus"]) for each in found["machines"]] == [("127.0.0.1", 1)] * 2
@@ -144,14 +145,12 @@ def test_a_driver_sees_the_raylets_as_machines_that_are_alike(local: Owner):
     assert found["other version"].endswith(", this machine 0.0.0: install the same on both")
 
 
-@pytest.mark.slow
 def test_only_loopback_listens(local: Owner):
     addresses = listening(below(local.process))
     assert len(addresses) > 4
     assert {*addresses} <= {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
 
 
-@pytest.mark.slow
 def test_nobody_gets_in_without_the_token_or_with_another(local: Owner, token: Path):
     found = driver(local.address, token)
     assert found["error"] == f"the cluster at {local.address} takes another token than that in {token}: copy its own"
@@ -159,7 +158,6 @@ def test_nobody_gets_in_without_the_token_or_with_another(local: Owner, token: P
     assert stranger.stdout.split() == ["AuthenticationError"]
 
 
-@pytest.mark.slow
 def test_the_token_is_its_owners_alone(local: Owner, token: Path):
     assert (token.stat().st_mode & 0o777, local.token.stat().st_mode & 0o777) == (0o600, 0o600)
     assert local.token.parent.stat().st_mode & 0o777 == 0o700
@@ -170,7 +168,6 @@ def test_the_token_is_its_owners_alone(local: Owner, token: Path):
         token_file(token)
 
 
-@pytest.mark.slow
 def test_what_cannot_be_a_cluster_is_one_line(token: Path, capsys: pytest.CaptureFixture[str]):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
@@ -192,7 +189,6 @@ def test_what_cannot_be_a_cluster_is_one_line(token: Path, capsys: pytest.Captur
         connect("auto", token=token)
 
 
-@pytest.mark.slow
 def test_machines_begin_a_cluster_or_join_one_and_leave_it_at_a_signal(local: Owner, tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
@@ -210,7 +206,6 @@ def test_machines_begin_a_cluster_or_join_one_and_leave_it_at_a_signal(local: Ow
     until(lambda: [path.name for path in tmp_path.iterdir()] == ["token"])
 
 
-@pytest.mark.slow
 def test_nothing_is_left_of_a_cluster_whose_owner_is_killed(local: Owner, home: Path):
     processes = {*below(local.process)}
     assert len(processes) > 6

@@ -24,6 +24,8 @@ from quarl.cluster.connection import Local
 from stress.chaos.run import below, living, process
 from waiting import until
 
+pytestmark = pytest.mark.slow
+
 require.module("ray")
 STUDY = """
 name: small
@@ -141,7 +143,6 @@ def test_machines_are_asked_for_as_there_are_some(study: Path, tmp_path: Path, c
     assert "--nodes must be at least 1" in refused(capfd, study, tmp_path / "out", "--cluster", "local", "--nodes", 0)
 
 
-@pytest.mark.slow
 def test_a_machine_with_another_version_or_without_the_folder_is_named(machine: Machine, tmp_path: Path):
     words = (machine.address, *machine.token.values(), str(tmp_path))
     done = subprocess.run([sys.executable, "-c", DRIVER, *words], capture_output=True, text=True, check=True)
@@ -151,7 +152,6 @@ def test_a_machine_with_another_version_or_without_the_folder_is_named(machine: 
     assert folders.startswith(f"{name} does not see the runner's {tmp_path / 'elsewhere'}: choose")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_nothing_on_any_machine_and_the_cells_that_are_done(
     study: Path, machine: Machine, tmp_path: Path, number: int
@@ -169,7 +169,6 @@ def test_a_signal_leaves_nothing_on_any_machine_and_the_cells_that_are_done(
     assert not list(folder.glob(".cluster*"))
 
 
-@pytest.mark.slow
 def test_rows_are_those_of_one_machine_whatever_is_killed(study: Path, machine: Machine, tmp_path: Path):
     assert main(["study", "run", str(study), "-o", str(tmp_path / "one"), "--json", str(tmp_path / "one.json")]) == 0
     folder = tmp_path / "two"

@@ -10,6 +10,8 @@ import pytest
 import require
 from quarl.cli import main
 
+pytestmark = pytest.mark.slow
+
 require.module("ray")
 SMALL = "batch_size:32 learning_starts:200 buffer_size:5000 train_freq:4 target_update_interval:100"
 
@@ -39,7 +41,6 @@ def finished(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
 def test_it_makes_all_steps_with_actors_of_two_machines_and_none_is_lost_or_twice_there(finished):
     last = metrics(finished)[-1]
     assert last["timesteps"] == 2000
@@ -54,7 +55,6 @@ def test_it_makes_all_steps_with_actors_of_two_machines_and_none_is_lost_or_twic
     assert [actor["sigma"] for actor in last["actors"]] == [1.0, 8.0]  # one ladder over all machines
 
 
-@pytest.mark.slow
 def test_it_leaves_the_files_and_columns_of_a_run_on_one_machine(finished, tmp_path):
     assert run(tmp_path / "local", "-n", "2000", "--actors", "2") == 0
     here, there = (
@@ -64,7 +64,6 @@ def test_it_leaves_the_files_and_columns_of_a_run_on_one_machine(finished, tmp_p
     assert keys(metrics(finished)[-1]) == keys(metrics(tmp_path / "local")[-1])
 
 
-@pytest.mark.slow
 def test_a_run_goes_on_where_it_ended_on_its_cluster(finished, capsys):
     assert run(finished, "-n", "3000", "--resume") == 0
     last = metrics(finished)[-1]

@@ -119,6 +119,7 @@ def test_what_is_kept_goes_on_bit_for_bit_and_is_refused_where_a_bit_of_it_has_c
             next(distill(calibrated, spec, dataclasses.replace(SHORT, **{what: value}), file=file))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("means", "rounds_made"), [([10, 9, 9, 9, 9], 2), ([10, 12, 11, 12, 13], 3), ([10, 11, 12, 13, 14], 4)]
 )

@@ -29,6 +29,8 @@ from quarl.runs.hyperparameters import Recipe, interpret
 from quarl.runs.model import make_environments
 from waiting import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 require.module("ale_py")
 require.module("cv2")
 
@@ -71,7 +73,6 @@ def test_the_ids_listed_are_those_that_the_package_registers():
     assert len(ATARI.ids) == len(registered)
 
 
-@pytest.mark.slow
 def test_an_id_is_understood_before_the_package_is_imported_and_nothing_is_printed(tmp_path: Path):
     code = (
         "import sys\n"
@@ -88,7 +89,6 @@ def test_an_id_is_understood_before_the_package_is_imported_and_nothing_is_print
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("env_id", ["PongNoFrameskip-v4", "BreakoutNoFrameskip-v4"])
 def test_300_steps_of_training_are_stable_baselines3_s_bit_for_bit(env_id: str):
     ours = make_environments(env_id, recipe(n_envs=2), "dummy")
@@ -115,7 +115,6 @@ def test_300_steps_of_training_are_stable_baselines3_s_bit_for_bit(env_id: str):
     assert ends > 0 or env_id.startswith("Pong")  # Breakout's lives end
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env_id", "actions", "seed"), [("BreakoutNoFrameskip-v4", 4, 3), ("SpaceInvadersNoFrameskip-v4", 6, 11)]
 )
@@ -162,7 +161,6 @@ def test_points_are_not_clipped_in_evaluation_and_are_in_training():
     assert paid[1] == {0.0, 1.0}
 
 
-@pytest.mark.slow
 def test_a_game_left_in_its_middle_begins_anew_from_its_seed():
     subject = policy("BreakoutNoFrameskip-v4", 4)
     assert not needs_fresh(lambda: make_for(subject), "test of whole games")

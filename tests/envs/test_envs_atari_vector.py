@@ -19,6 +19,8 @@ from quarl.errors import QuarlError
 from quarl.runs.hyperparameters import Recipe, interpret
 from quarl.runs.model import make_environments
 
+pytestmark = pytest.mark.slow
+
 require.module("ale_py")
 cv2 = require.module("cv2")
 
@@ -66,7 +68,6 @@ def played(env: Any, steps: int, seed: int = 0) -> list[tuple[Array, float, bool
     return trace
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("env_id", ["PongNoFrameskip-v4", "BreakoutNoFrameskip-v4", "SeaquestNoFrameskip-v4"])
 def test_rewards_and_ends_are_equal_and_pixels_differ_under_moving_sprites_only(env_id: str):
     ours = played(native(env_id, noop_max=0), 300)
@@ -97,7 +98,6 @@ def test_the_resize_is_that_of_the_plain_way():
     assert np.abs(native("PongNoFrameskip-v4", noop_max=0).reset()[0, -1].astype(int) - expected).max() <= 1
 
 
-@pytest.mark.slow
 def test_a_lost_life_ends_an_episode_and_the_game_goes_on():
     env = native("SeaquestNoFrameskip-v4", n_envs=3)
     env.seed(1)
@@ -128,7 +128,6 @@ def test_a_lost_life_ends_an_episode_and_the_game_goes_on():
     assert points.max() > 0
 
 
-@pytest.mark.slow
 def test_a_game_cut_by_its_time_limit_shows_its_own_last_observation():
     limit = recipe(env_kwargs={"max_num_frames_per_episode": 41}, noop_max=0)
     cut, whole = make_environments("PongNoFrameskip-v4", limit, "native"), native("PongNoFrameskip-v4", noop_max=0)
@@ -148,7 +147,6 @@ def test_a_game_cut_by_its_time_limit_shows_its_own_last_observation():
     assert not cut.step(np.zeros(2, int))[2].any()
 
 
-@pytest.mark.slow
 def test_equal_seeds_give_equal_games_whatever_the_threads_do():
     traces = [played(native("PongNoFrameskip-v4", n_envs=4), 60) for _ in range(2)]
     for one, other in zip(*traces, strict=True):
@@ -156,7 +154,6 @@ def test_equal_seeds_give_equal_games_whatever_the_threads_do():
         assert one[1:] == other[1:]
 
 
-@pytest.mark.slow
 def test_auto_is_native_where_it_plays_the_same_game():
     def kind(env_id: str, n_envs: int, **wrapper: Any) -> str:
         said: list[str] = []

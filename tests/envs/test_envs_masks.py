@@ -84,6 +84,7 @@ def test_the_best_of_the_allowed_actions_is_that_of_sb3_contrib(kind: str, engin
         np.testing.assert_array_equal(agent.predict(ROWS)[0], unmasked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SPACES)
 def test_episodes_have_the_returns_of_sb3_contrib_s_own_loop(kind: str):
     model = trained(kind)
@@ -111,7 +112,6 @@ def test_sampled_actions_are_drawn_from_the_allowed_ones():
     assert (unmasked.evaluate(episodes=20, stochastic=True).returns < 0).all()
 
 
-@pytest.mark.slow
 def test_samples_have_the_softmax_of_the_allowed_scores():
     head = from_model(trained()).head
     scores = np.tile(np.float32([0, 1, 2, 3, 4, 5]), (20_000, 1))

@@ -110,7 +110,6 @@ def test_an_agent_sees_what_it_was_trained_on(
     assert touched > 50
 
 
-@pytest.mark.slow
 def test_eval_says_what_it_plays_and_an_agent_of_version_5_is_played_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

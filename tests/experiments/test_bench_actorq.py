@@ -40,7 +40,6 @@ def checked(command, rows):
 # cells
 
 
-@pytest.mark.slow
 def test_a_finished_cell_is_not_measured_again(tmp_path):
     first = cells(tmp_path).get("a", {"seconds": 1, "arms": ("x",)}, lambda: {"found": 1})
     again = cells(tmp_path).get("a", {"seconds": 1, "arms": ("x",)}, lambda: pytest.fail("measured twice"))
@@ -48,7 +47,6 @@ def test_a_finished_cell_is_not_measured_again(tmp_path):
     assert set(again) == {"settings", "machine", "found"}
 
 
-@pytest.mark.slow
 def test_a_cell_of_other_settings_is_another(tmp_path):
     for seconds in (1, 2):
         cells(tmp_path).get("a", {"seconds": seconds}, lambda found=seconds: {"found": found})
@@ -56,7 +54,6 @@ def test_a_cell_of_other_settings_is_another(tmp_path):
         assert cells(tmp_path).get("a", {"seconds": seconds}, lambda: pytest.fail("twice"))["found"] == seconds
 
 
-@pytest.mark.slow
 def test_a_cell_that_is_of_no_use_is_measured_again(tmp_path):
     asked = {"usable": lambda cell: cell["found"] > 1}
     assert cells(tmp_path).get("a", {}, lambda: {"found": 1}, **asked)["found"] == 1
@@ -64,7 +61,6 @@ def test_a_cell_that_is_of_no_use_is_measured_again(tmp_path):
     assert cells(tmp_path).get("a", {}, lambda: pytest.fail("thrice"), **asked)["found"] == 2
 
 
-@pytest.mark.slow
 def test_a_damaged_cell_is_one_line(tmp_path):
     cells(tmp_path).get("a", {}, lambda: {"found": 1})
     with sqlite3.connect(tmp_path / "study.sqlite") as database:
@@ -73,7 +69,6 @@ def test_a_damaged_cell_is_one_line(tmp_path):
         cells(tmp_path).get("a", {}, lambda: {})
 
 
-@pytest.mark.slow
 def test_no_cell_is_begun_after_the_time_is_over(tmp_path):
     cells(tmp_path).get("a", {}, lambda: {"found": 1})
     late = cells(tmp_path, minutes=-1.0)
@@ -146,7 +141,6 @@ def bench(folder, **changed):
     return config
 
 
-@pytest.mark.slow
 def test_speedups_are_ratios_of_updates_a_second(tmp_path, made_up):
     torch, fp32, int8 = checked("bench actorq throughput", throughput(bench(tmp_path), cells(tmp_path)))
     assert [row.updates_per_s for row in (torch, fp32, int8)] == [5.0, 25.0, 50.0]
@@ -163,7 +157,6 @@ def test_speedups_are_ratios_of_updates_a_second(tmp_path, made_up):
     assert (int8.updates_per_version, int8.versions_advance) == (50.0, False)
 
 
-@pytest.mark.slow
 def test_where_updates_are_few_environment_steps_are_compared(tmp_path, made_up):
     rows = throughput(bench(tmp_path, samples_per_insert=(0.01,), arms=("torch-fp32", "int8")), cells(tmp_path))
     assert [row.updates for row in rows] == [0, 10]  # 0.5 rounds to nothing: no ratio of updates
@@ -171,7 +164,6 @@ def test_where_updates_are_few_environment_steps_are_compared(tmp_path, made_up)
     assert rows[1].speedup_vs_torch_fp32 == pytest.approx(20.0)
 
 
-@pytest.mark.slow
 def test_rounds_are_pooled_and_the_arms_take_turns(tmp_path, made_up):
     rows = throughput(bench(tmp_path, rounds=2), cells(tmp_path))
     assert [name for _, name, _, _ in made_up] == ["fp32", "fp32", "int8", "fp32", "int8", "fp32"]
@@ -182,14 +174,12 @@ def test_rounds_are_pooled_and_the_arms_take_turns(tmp_path, made_up):
     assert made_up == []
 
 
-@pytest.mark.slow
 def test_without_a_baseline_there_is_no_speedup(tmp_path, made_up):
     (row,) = checked("bench actorq throughput", throughput(bench(tmp_path, arms=("int8",)), cells(tmp_path)))
     assert row.speedup_vs_torch_fp32 is row.speedup_vs_litert_fp32 is None
     assert row.predicted_speedup == 1.0  # the plan always has both baselines
 
 
-@pytest.mark.slow
 def test_a_breakdown_adds_up_to_the_loop(tmp_path, made_up):
     config = bench(tmp_path, what="breakdown", actor_update_interval=(30, 300))
     rows = checked("bench actorq breakdown", breakdown(config, cells(tmp_path)))
@@ -256,7 +246,6 @@ def rows_of(path, folder, minutes=10.0):
     )
 
 
-@pytest.mark.slow
 def test_the_reference_bounds_the_other_arms(tmp_path, trainings):
     int8, fp32, torch = rows_of(protocol(tmp_path), tmp_path)
     assert trainings == [
@@ -269,7 +258,6 @@ def test_the_reference_bounds_the_other_arms(tmp_path, trainings):
     assert (fp32.final_return, fp32.final_return_quantised, fp32.target) == (110.0, 109.0, 100.0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("minutes", "bounds"), [(0.05, [3.0, 3.0, 3.0]), (0.15, [9.0, 24.0, 24.0])])
 def test_a_task_may_bound_its_reference_lower_and_the_others_only_where_that_fails(
     tmp_path, trainings, minutes, bounds
@@ -278,7 +266,6 @@ def test_a_task_may_bound_its_reference_lower_and_the_others_only_where_that_fai
     assert [cap_s for *_, cap_s in trainings] == pytest.approx(bounds)
 
 
-@pytest.mark.slow
 def test_derived_seconds_are_updates_times_the_arm_s_pace(tmp_path, trainings):
     path = protocol(tmp_path, arms=["int8", "fp32"], derived=["torch-fp32"], seeds=[0, 1])
     rows = rows_of(path, tmp_path)
@@ -300,7 +287,6 @@ def test_a_reference_of_another_processor_is_not_missing_for_want_of_time(tmp_pa
     assert (again.elsewhere, again.missing) == ([found.reference], 0)
 
 
-@pytest.mark.slow
 def test_no_arm_is_compared_with_one_of_another_processor(tmp_path, trainings):
     path = protocol(tmp_path, seeds=[0, 1])
     rows_of(path, tmp_path)
@@ -328,7 +314,6 @@ def to_another_processor(folder, name):
         database.execute("UPDATE cells SET row = ? WHERE source = ?", (changed, name))
 
 
-@pytest.mark.slow
 def test_seeds_of_the_others_take_turns_and_cells_resume(tmp_path, trainings):
     path = protocol(tmp_path, seeds=[0, 1])
     rows = rows_of(path, tmp_path)
@@ -342,7 +327,6 @@ def test_seeds_of_the_others_take_turns_and_cells_resume(tmp_path, trainings):
     assert late.missing == 6
 
 
-@pytest.mark.slow
 def test_a_run_that_was_stopped_sooner_than_it_would_be_now_is_no_censored_run(tmp_path, trainings):
     path = protocol(tmp_path, options={"env": "CartPole-v1", "n_timesteps": 7000})
     assert [row.censored for row in rows_of(path, tmp_path)] == [False, False, True]
@@ -353,7 +337,6 @@ def test_a_run_that_was_stopped_sooner_than_it_would_be_now_is_no_censored_run(t
     assert trainings == [("torch", "fp32", 1.0, 0, 48.0)]
 
 
-@pytest.mark.slow
 def test_other_ratios_are_bounded_by_the_arm_s_time_at_the_task_s_own(tmp_path, trainings):
     path = protocol(tmp_path, also_samples_per_insert=[0.5, 1, 2], also_seeds=[0])
     rows = rows_of(path, tmp_path)
@@ -387,7 +370,6 @@ def reward_row(task, precision, engine, seed, seconds, **changed):
     } | changed
 
 
-@pytest.mark.slow
 def test_speedups_are_geometric_means_over_seeds_then_tasks():
     rows = [
         reward_row("a", "int8", "litert", 0, 10.0),
@@ -504,7 +486,6 @@ def places(rows, part):
     ]
 
 
-@pytest.mark.slow
 def test_each_precision_runs_the_measured_seeds_at_the_fastest_of_its_development_runs(tmp_path, free):
     asked, needs = free
     needs |= {(*INT8, 1, 1): 9.0, (*INT8, 4, 1): 6.0, (*INT8, 16, 1): 7.0}
@@ -531,7 +512,6 @@ def test_each_precision_runs_the_measured_seeds_at_the_fastest_of_its_developmen
     assert {call[-1] for call in asked if call[4] in (0, 1)} == {60.0, 24.0}
 
 
-@pytest.mark.slow
 def test_free_runs_are_compared_at_their_choices_with_the_chosen_float_engine(tmp_path, free):
     _, needs = free
     needs |= {(*INT8, 4, 1): 6.0, (*FP32, 1, 1): 20.0, (*FP32_TORCH, 16, 1): 15.0}
@@ -544,7 +524,6 @@ def test_free_runs_are_compared_at_their_choices_with_the_chosen_float_engine(tm
     contracts.check(schema.document(actorq_speedup.SpeedupRow, (found,)))
 
 
-@pytest.mark.slow
 def test_of_equally_fast_choices_the_first_is_taken_and_environments_are_one_of_them(tmp_path, free):
     _, needs = free
     needs |= {(*INT8, ratio, envs): 6.0 for ratio in (4, 16) for envs in (1, 16)} | {(*INT8, 1, 16): 8.0}
@@ -554,7 +533,6 @@ def test_of_equally_fast_choices_the_first_is_taken_and_environments_are_one_of_
     assert [place[:4] for place in places(rows, "measured")] == [("litert", "int8", 4, 1), ("litert", "fp32", 4, 16)]
 
 
-@pytest.mark.slow
 def test_a_precision_that_nowhere_arrives_is_not_measured_and_that_is_said(tmp_path, free):
     _, needs = free
     needs |= {(*INT8, 4, 1): 6.0}
@@ -570,7 +548,6 @@ def test_a_precision_that_nowhere_arrives_is_not_measured_and_that_is_said(tmp_p
     assert (here.missing, speedups(list(map(asdict, rows)))) == (0, [])
 
 
-@pytest.mark.slow
 def test_a_reference_that_nowhere_arrives_bounds_nothing(tmp_path, free):
     asked, needs = free
     needs |= {(*FP32, 4, 1): 50.0}
@@ -579,7 +556,6 @@ def test_a_reference_that_nowhere_arrives_bounds_nothing(tmp_path, free):
     assert [call[-1] for call in asked if call[4] == 0] == [60.0]
 
 
-@pytest.mark.slow
 def test_derived_arms_choose_among_updates_at_their_own_pace(tmp_path, free, monkeypatch):
     monkeypatch.setattr(actorq_reward, "watch", lambda config, **_: {"updates": 50, "clock_s": 5.0})
     _, needs = free
@@ -591,7 +567,6 @@ def test_derived_arms_choose_among_updates_at_their_own_pace(tmp_path, free, mon
     assert measured.seconds == updates / 10
 
 
-@pytest.mark.slow
 def test_updates_a_second_leave_out_what_comes_before_the_first_and_stand_beside_the_prediction(tmp_path, free):
     _, needs = free
     needs |= {(*INT8, 4, 1): 6.0}
@@ -602,7 +577,6 @@ def test_updates_a_second_leave_out_what_comes_before_the_first_and_stand_beside
     assert actorq_reward._predicted(50.0, None) == "50"
 
 
-@pytest.mark.slow
 def test_without_updates_between_evaluations_there_is_no_rate(tmp_path, monkeypatch):
     entry = {"clock_s": 3.0, "timesteps": 9, "updates": 8, "return": 200.0, "return_quantised": 200.0}
     closing = entry | {"clock_s": 3.1}
@@ -611,7 +585,6 @@ def test_without_updates_between_evaluations_there_is_no_rate(tmp_path, monkeypa
     assert {row.updates_per_s for row in rows_of(protocol(tmp_path), tmp_path)} == {None}
 
 
-@pytest.mark.slow
 def test_nothing_is_measured_before_all_have_chosen_and_cells_resume(tmp_path, free):
     asked, needs = free
     needs |= {(*INT8, 4, 1): 6.0, (*FP32, 4, 1): 20.0}

@@ -64,6 +64,7 @@ def test_each_engine_and_network_is_compared_with_its_own_fp32():
     ]
 
 
+@pytest.mark.slow
 def test_a_model_and_a_file_are_timed_in_the_runtimes_that_they_are_for(wide, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(latency, "ROUNDS", 2)
     monkeypatch.chdir(tmp_path)
@@ -110,6 +111,7 @@ def test_what_cannot_be_timed_is_one_line(words, said, wide, monkeypatch, capsys
     assert said in line
 
 
+@pytest.mark.slow
 def test_a_file_that_brings_its_process_down_is_one_line(wide, tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "CHILD", "import os; os.abort()")
     file = memory.File(wide / "exact.tflite", "litert")

@@ -104,7 +104,6 @@ def test_no_observations_are_refused():
         latency.time_engines([], np.zeros((0, 3)))
 
 
-@pytest.mark.slow
 def test_rows_keep_the_contract_and_the_order(monkeypatch):
     monkeypatch.setattr(networks, "ENVIRONMENTS", {})
     tiny = networks.Network(name="8-8", observation_shape=(5,), hidden=(8, 8), num_actions=2)

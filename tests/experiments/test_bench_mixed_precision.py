@@ -206,7 +206,6 @@ def test_policy_kwargs_are_those_given_and_the_policy_s():
     }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -24,6 +24,8 @@ from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.operators import Dense
 from quarl.report import schema, tables
 
+pytestmark = pytest.mark.slow
+
 NAMES = st.sampled_from(["first", "hidden", "last"])
 ERRORS = st.dictionaries(st.sampled_from([7, 6, 5, 4, 3, 2]), st.floats(0, 1)).map(
     lambda narrower: {8: 0.1, **narrower}

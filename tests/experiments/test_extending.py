@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 PATCHES = ROOT / "docs" / "dev" / "patches"
 MAX_LINES, MAX_FILES = 100, 3
@@ -41,14 +43,12 @@ def test_patches_are_small(patch: Path):
     assert sum(line.startswith("diff --git ") for line in lines) <= MAX_FILES
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("tree", ["runtime"], indirect=True)
 def test_a_new_runtime_equals_the_reference_on_every_machine(tree: Path):
     (line,) = [line for line in quarl(tree, "doctor").splitlines() if line.split()[:2] == ["engine", "torch_int8"]]
     assert "runs int8, 0 from the integer reference at most" in line
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("tree", ["column"], indirect=True)
 def test_a_new_column_is_in_table_csv_and_json(tree: Path, small_agents: Path):
     agent = small_agents / "zoo" / "dqn" / "CartPole-v1_1"
@@ -59,7 +59,6 @@ def test_a_new_column_is_in_table_csv_and_json(tree: Path, small_agents: Path):
     assert "worst" in (tree / "out" / "rows.csv").read_text().splitlines()[0].split(",")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("tree", ["method"], indirect=True)
 def test_a_new_method_is_measured_and_reported(tree: Path, small_agents: Path):
     (tree / "noise.yml").write_text(

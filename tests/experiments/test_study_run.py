@@ -32,6 +32,8 @@ from quarl.quant.spec import QuantSpec
 from quarl.readers.load import read
 from waiting import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 Write = Callable[..., Path]
 DQN = "{algo: dqn, env: CartPole-v1, source: 'zoo:zoo'}"
 A2C = "{algo: a2c, env: CartPole-v1, source: 'zoo:zoo'}"
@@ -64,7 +66,6 @@ def fails(capsys: Any, *words: object) -> str:
     return str(captured.err)
 
 
-@pytest.mark.slow
 def test_rows_are_what_evaluation_finds_and_a_second_run_measures_nothing(
     study_file: Write, small_agents: Path, tmp_path: Path, capsys: Any
 ):
@@ -87,7 +88,6 @@ def test_rows_are_what_evaluation_finds_and_a_second_run_measures_nothing(
     assert without_time(run(path, folder="again")) == without_time(rows)
 
 
-@pytest.mark.slow
 def test_agents_and_trainings_play_in_environments_made_as_the_study_says(study_file: Write):
     told = "env_kwargs: {sutton_barto_reward: true}, wrapper: ['TimeLimit:max_episode_steps=9'], max_episode_steps: 5"
     train = "{algo: a2c, env: CartPole-v1, source: train, n_timesteps: 200, "
@@ -100,7 +100,6 @@ def test_agents_and_trainings_play_in_environments_made_as_the_study_says(study_
     assert run(study_file(DQN, FP32, name="plain.yml"))[0]["mean"] > 5  # another cell
 
 
-@pytest.mark.slow
 def test_added_cells_are_measured_and_dropped_ones_stay(study_file: Write):
     small = study_file(DQN, FP32, name="small.yml")
     large = study_file(f"{DQN}\n{A2C}", f"{FP32}\n{PTQ}", name="large.yml")
@@ -114,7 +113,6 @@ def test_added_cells_are_measured_and_dropped_ones_stay(study_file: Write):
         assert len(store.states()) == 1
 
 
-@pytest.mark.slow
 def test_only_takes_what_all_kinds_of_its_words_name_and_the_trainings_behind_it(study_file: Write):
     trained = "{algo: a2c, env: CartPole-v1, source: train, n_timesteps: 64}"
     path = study_file(f"{DQN}\n{A2C}\n{trained}", f"{FP32}\n{PTQ}")
@@ -128,7 +126,6 @@ def test_only_takes_what_all_kinds_of_its_words_name_and_the_trainings_behind_it
         assert sorted(store.states().values()) == ["done"] * 5 + ["todo"] * 5
 
 
-@pytest.mark.slow
 def test_a_cell_that_fails_is_recorded_and_skipped_until_it_is_retried(
     study_file: Write, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ):
@@ -160,7 +157,6 @@ def test_a_cell_that_fails_is_recorded_and_skipped_until_it_is_retried(
     assert finished == 3  # they were tried
 
 
-@pytest.mark.slow
 def test_a_training_beyond_its_bound_fails_with_all_that_need_it_and_succeeds_within(study_file: Write):
     policy = "{algo: a2c, env: CartPole-v1, source: train, n_timesteps: 600}"
     methods = f"{FP32}\n{{method: qat, precision: w4a8, fine_tune: 0.5}}"
@@ -177,7 +173,6 @@ def test_a_training_beyond_its_bound_fails_with_all_that_need_it_and_succeeds_wi
     ]
 
 
-@pytest.mark.slow
 def test_an_agent_of_the_hub_is_played_and_trained_as_one_of_a_folder(
     study_file: Write, small_agents: Path, committed: Callable[[str, bytes], None]
 ):
@@ -197,7 +192,6 @@ def test_an_agent_of_the_hub_is_played_and_trained_as_one_of_a_folder(
     assert "it is a dqn agent, not ppo" in str(record.error)
 
 
-@pytest.mark.slow
 def test_memory_beyond_its_bound_ends_a_cell(study_file: Write):
     policy = "{algo: a2c, env: CartPole-v1, source: train, n_timesteps: 100000}"
     run(study_file(policy, FP32, "limits: {memory_gb: 0.05}"), code=2)
@@ -236,7 +230,6 @@ def at_home(made: LocalPool, small_agents: Path, tmp_path: Path) -> LocalPool:
     return made
 
 
-@pytest.mark.slow
 def test_an_agent_that_was_retrained_since_the_plan_is_refused(made: LocalPool, small_agents: Path, tmp_path: Path):
     sha256 = digest(small_agents / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip")
     made.prepare("same", cartpole(small_agents, tmp_path, sha256=sha256))
@@ -246,7 +239,6 @@ def test_an_agent_that_was_retrained_since_the_plan_is_refused(made: LocalPool, 
     assert "is another file than when the study was planned" in until(made).result.error
 
 
-@pytest.mark.slow
 def test_a_cell_whose_worker_hangs_ends_at_its_limit(at_home: LocalPool):
     os.kill(at_home._workers["home"].group, signal.SIGSTOP)
     at_home.bounds = Bounds(minutes=0.01, memory_gb=4)
@@ -255,7 +247,6 @@ def test_a_cell_whose_worker_hangs_ends_at_its_limit(at_home: LocalPool):
     assert at_home.ready("home") is None
 
 
-@pytest.mark.slow
 def test_a_cell_whose_process_dies_costs_only_itself(at_home: LocalPool):
     at_home.submit("home", "long", played(10**6))
     at_home.submit("home", "short", played(2))
@@ -282,7 +273,6 @@ def test_groups_that_are_not_known_are_never_killed(monkeypatch: pytest.MonkeyPa
     kill_group(0)
 
 
-@pytest.mark.slow
 def test_after_ctrl_c_the_same_command_goes_on(study_file: Write, tmp_path: Path):
     path = study_file(DQN, f"{FP32}\n{PTQ}")
     slow = path.read_text().replace("episodes: 6", "episodes: 20000")
@@ -306,21 +296,18 @@ def test_after_ctrl_c_the_same_command_goes_on(study_file: Write, tmp_path: Path
     assert [row["state"] for row in run(path)] == ["done"] * 3
 
 
-@pytest.mark.slow
 def test_when_the_time_is_over_nothing_begins(study_file: Write, capsys: Any):
     rows = run(study_file(DQN, FP32), "--minutes", 0)
     assert [row["state"] for row in rows] == ["todo"]
     assert "the time is over with 1 cells to go: repeat the command" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_a_study_runs_from_a_folder_that_cannot_be_written(study_file: Write, tmp_path: Path, monkeypatch: Any):
     path = study_file("{algo: dqn, env: CartPole-v1, source: train, n_timesteps: 1000}", FP32)
     monkeypatch.chdir("/proc")
     assert main(["study", "run", str(path), "-o", str(tmp_path / "out"), "--dry-run"]) == 0
 
 
-@pytest.mark.slow
 def test_a_dry_run_writes_nothing_and_counts_what_is_there(study_file: Write, tmp_path: Path, capsys: Any):
     path = study_file(f"{DQN}\n{{algo: ddpg, env: CartPole-v1, source: train}}", f"{FP32}\n{PTQ}")
     assert main(["study", "run", str(path), "-o", "out", "--dry-run"]) == 0
@@ -335,7 +322,6 @@ def test_a_dry_run_writes_nothing_and_counts_what_is_there(study_file: Write, tm
     contracts.check(json.loads((tmp_path / "dry.json").read_text()))
 
 
-@pytest.mark.slow
 def test_status_reads_while_another_runs(study_file: Write, tmp_path: Path, capsys: Any):
     run(study_file(f"{DQN}\n{A2C}", f"{FP32}\n{PTQ}"))
     capsys.readouterr()
@@ -369,7 +355,6 @@ def test_mistakes_are_one_line_and_leave_nothing(study_file: Write, tmp_path: Pa
         assert "another quarl run is at work in out" in fails(capsys, "run", path, "-o", "out")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ptq", "qat"])
 def test_an_environment_of_one_s_own_is_played_where_the_command_names_its_module(
     method: str, needs: str, tmp_path: Path, study_file: Write, capsys: Any

@@ -59,7 +59,6 @@ def checked(kind: Any, found: Any) -> list[Any]:
     return [dataclasses.asdict(row) for row in found]
 
 
-@pytest.mark.slow
 def test_rows_compare_each_cell_with_the_fp32_one_of_its_agent_and_seed():
     records = [
         done("fp32", [100.0] * 10),
@@ -85,7 +84,6 @@ def test_rows_compare_each_cell_with_the_fp32_one_of_its_agent_and_seed():
     assert (found[1].weight_min, found[1].weight_max, found[1].weight_std) == (-1.0, 3.0, 0.5)
 
 
-@pytest.mark.slow
 def test_errors_are_those_of_the_paper_s_tables_with_the_mean_below():
     # Breakout and BeamRider of the paper's DQN table: 63.55 and 22.05 %, fp16 -1.40 and 11.03
     breakout = [done("fp32", [214.0]), done("fp16", [217.0]), done("int8", [78.0])]
@@ -108,7 +106,6 @@ def test_errors_are_those_of_the_paper_s_tables_with_the_mean_below():
     assert np.isnan(found[0]["error_int8_low"])  # one episode has no interval
 
 
-@pytest.mark.slow
 def test_the_sweet_spot_is_the_narrowest_of_those_whose_wider_ones_all_hold():
     widths = {8: 100.0, 7: 99.0, 6: 90.0, 5: 100.0, 4: 10.0}
     records = [done("fp32", [100.0] * 10), *(done(f"int{bits}", [mean] * 10) for bits, mean in widths.items())]
@@ -123,7 +120,6 @@ def test_the_sweet_spot_is_the_narrowest_of_those_whose_wider_ones_all_hold():
     assert (ours["sweet_spot"], naive["sweet_spot"]) == (7, None)
 
 
-@pytest.mark.slow
 def test_a_width_that_is_not_measured_with_every_seed_ends_the_sweet_spot():
     records = [done(name, [100.0] * 10, seed=seed) for name in ("fp32", "int8", "int4") for seed in (0, 1, 2)]
     records += [done("int6", [100.0] * 10), done("int6", [], seed=1, state="failed"), done("int6", [], seed=2)]
@@ -146,7 +142,6 @@ def test_seeds_are_pooled_and_judged_by_the_interval_over_them():
     assert (eight.verdict(5.0).verdict, four.verdict(5.0).verdict) == ("non-inferior", "undecided")
 
 
-@pytest.mark.slow
 def test_means_stand_side_by_side_of_the_same_seeds_only():
     records = [done("fp32", [level] * 5, seed=seed) for seed, level in enumerate((100.0, 100.0, 500.0))]
     records += [done(name, [100.0] * 5, seed=seed) for name in ("int8", "w8a8") for seed in (0, 1)]
@@ -165,7 +160,6 @@ def test_a_mean_of_errors_is_of_the_policies_that_have_all_of_them():
     assert (mean.agents, mean.error_fp16_pct, mean.error_int8_pct) == (1, 10.0, 20.0)
 
 
-@pytest.mark.slow
 def test_agents_trained_for_a_precision_stand_beside_what_quantisation_makes_of_the_float_one():
     records = [done("fp32", [100.0]), done("int4", [20.0], scheme="naive"), done("int4", [60.0])]
     records += [done("w4a8", [95.0], method="qat"), done("w4", [99.0], method="qat")]
@@ -175,7 +169,6 @@ def test_agents_trained_for_a_precision_stand_beside_what_quantisation_makes_of_
     assert (floating["ptq"], floating["trained"]) == (None, 99.0)  # int4 has 8-bit activations
 
 
-@pytest.mark.slow
 def test_distilled_agents_stand_beside_what_they_began_as():
     records = [done("fp32", [100.0] * 10), done("int2e8", [70.0] * 10, scheme="mid-tread"), done("int2e8", [50.0] * 10)]
     records += [done(name, [98.0] * 10, method="distill") for name in ("int2e8", "int3e8")]
@@ -192,7 +185,6 @@ def run(precision: str, seed: int, clock_s: float, reached_s: float | None) -> R
     return done(precision, [95.0], method="actorq", seed=seed, result=facts)
 
 
-@pytest.mark.slow
 def test_speed_up_is_the_geometric_mean_of_paired_times_to_the_target():
     records = [run("fp32", 0, 100.0, 80.0), run("fp32", 1, 90.0, 20.0), run("int8", 0, 50.0, 40.0)]
     records += [run("int8", 1, 50.0, 2.5)]
@@ -202,7 +194,6 @@ def test_speed_up_is_the_geometric_mean_of_paired_times_to_the_target():
     assert eight["at_least"] is False
 
 
-@pytest.mark.slow
 def test_trainings_of_two_policies_are_no_seeds_of_one():
     records = [run("fp32", seed, 100.0, 50.0) for seed in (0, 1)]
     records += [dataclasses.replace(record, source="train") for record in records]
@@ -210,7 +201,6 @@ def test_trainings_of_two_policies_are_no_seeds_of_one():
     assert [(row["source"], row["seeds"]) for row in rows] == [("zoo:sb3", 2), ("train", 2)]
 
 
-@pytest.mark.slow
 def test_a_baseline_that_never_reached_the_target_bounds_the_speed_up():
     exact, eight = checked(ActorQRow, summaries.actorq([run("fp32", 0, 100.0, None), run("int8", 0, 60.0, 50.0)]))
     assert (eight["speedup"], eight["at_least"], exact["reached"]) == (2.0, True, 0)
@@ -218,7 +208,6 @@ def test_a_baseline_that_never_reached_the_target_bounds_the_speed_up():
     assert (eight["speedup"], eight["at_least"]) == (None, None)  # nothing can be said
 
 
-@pytest.mark.slow
 def test_what_was_not_measured_is_listed_with_its_reason():
     records = [
         done("fp32", [], state="na", error="budget", result={}),
@@ -327,7 +316,6 @@ def test_precisions_are_in_order_and_joined_where_only_the_weights_differ():
     assert [found.get_xdata().tolist() for found in joined] == [[1, 3], [2, 4], []]  # the last one: the legend's
 
 
-@pytest.mark.slow
 def test_the_report_s_sentences_count_every_cell_without_a_result():
     records = [done("fp32", [1.0]), done("int8", [], state="na", error="why", result={})]
     made = {SweetSpotRow: [], ExcludedRow: checked(ExcludedRow, summaries.excluded(records))}
@@ -383,7 +371,6 @@ def test_the_report_of_a_run_is_a_page_tables_and_figures(study_file: Write, tmp
     assert not (out / "sweet-spots.json").exists()
 
 
-@pytest.mark.slow
 def test_columns_in_which_no_policy_has_a_number_are_left_out():
     records = [done(name, [1.0, 2.0]) for name in ("fp32", "int8")]
     (row,) = checked(ErrorsRow, summaries.errors(grouped(records)))

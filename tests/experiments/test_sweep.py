@@ -22,6 +22,8 @@ from quarl.experiments.groups import grouped
 from quarl.experiments.store import Record, Store
 from quarl.files import locked
 
+pytestmark = pytest.mark.slow
+
 WORDS = [
     "sweep",
     "--algo",
@@ -39,7 +41,6 @@ WORDS = [
 ]
 
 
-@pytest.mark.slow
 def test_a_sweep_trains_quantises_and_compares_and_goes_on_where_it_was(tmp_path: Path, capsys: Any):
     words = [*WORDS, "-o", str(tmp_path), "--json", str(tmp_path / "copy.json")]
     assert main(words) == 0
@@ -70,7 +71,6 @@ def test_a_sweep_trains_quantises_and_compares_and_goes_on_where_it_was(tmp_path
     assert (tmp_path / "study.log").read_text() != log
 
 
-@pytest.mark.slow
 def test_distilled_agents_stand_beside_those_that_are_quantised_alone(tmp_path: Path, capsys: Any):
     assert main([*WORDS, "--bits", "8", "--methods", "distill", "ptq", "-o", str(tmp_path)]) == 0
     document = json.loads((tmp_path / "rows.json").read_text())
@@ -86,7 +86,6 @@ def test_distilled_agents_stand_beside_those_that_are_quantised_alone(tmp_path: 
     assert "over ptq" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_what_a_sweep_writes_is_a_study_with_its_cells(tmp_path: Path, capsys: Any):
     assert main([*WORDS, "--minutes", "0", "-o", str(tmp_path)]) == 0
     capsys.readouterr()
@@ -96,7 +95,6 @@ def test_what_a_sweep_writes_is_a_study_with_its_cells(tmp_path: Path, capsys: A
         assert len(store.states()) == 4
 
 
-@pytest.mark.slow
 def test_a_training_that_was_broken_off_is_gone_on_with(tmp_path: Path):
     words = [*WORDS, "--algo", "dqn", "--env", "Acrobot-v1", "-n", "3000", "--methods", "ptq"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
@@ -123,7 +121,6 @@ def test_a_training_that_was_broken_off_is_gone_on_with(tmp_path: Path):
     assert len(played[0][1]) == 4
 
 
-@pytest.mark.slow
 def test_other_options_are_other_cells(tmp_path: Path):
     keys = []
     for steps in ("400", "500", "400"):
@@ -134,7 +131,6 @@ def test_other_options_are_other_cells(tmp_path: Path):
     assert not set(keys[0]) & set(keys[1])
 
 
-@pytest.mark.slow
 def test_another_agent_in_the_same_file_is_not_taken_for_the_one_that_was_measured(small_agents: Path, tmp_path: Path):
     agent, out = tmp_path / "agent.zip", tmp_path / "out"
     words = ["sweep", "--env", "CartPole-v1", "--bits", "4", "--seeds", "1", "--episodes", "4", "--methods", "ptq"]
@@ -148,7 +144,6 @@ def test_another_agent_in_the_same_file_is_not_taken_for_the_one_that_was_measur
     assert not keys[0] & keys[1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ptq", "qat"])
 def test_an_agent_that_was_replaced_since_the_plan_is_no_result(
     method: str, small_agents: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
@@ -210,7 +205,6 @@ def test_the_length_of_trainings_may_be_a_hyperparameter(tmp_path: Path):
     assert sweep.length(SweepConfig(algo="dqn", n_timesteps=300, params=config.params, output=tmp_path)) == 300
 
 
-@pytest.mark.slow
 def test_an_agent_is_found_in_its_run_folder(small_agents: Path, tmp_path: Path):
     words = ["sweep", "--algo", "dqn", "--env", "CartPole-v1", "--methods", "ptq", "--bits", "8", "--episodes", "2"]
     folder = small_agents / "zoo/dqn/CartPole-v1_1"
@@ -221,7 +215,6 @@ def test_an_agent_is_found_in_its_run_folder(small_agents: Path, tmp_path: Path)
         assert [record.state for record in store.records()] == ["done", "done"]
 
 
-@pytest.mark.slow
 def test_when_the_time_is_over_nothing_begins(tmp_path: Path, capsys: Any):
     rows = tmp_path / "rows-of-another-run.json"
     rows.write_text('{"rows": ["old"]}')
@@ -237,7 +230,6 @@ def test_two_sweeps_in_one_folder_exclude_each_other(tmp_path: Path, capsys: Any
     assert not (tmp_path / "study.sqlite").exists()
 
 
-@pytest.mark.slow
 def test_a_training_that_fails_is_said_and_the_others_go_on(tmp_path: Path, capsys: Any):
     # the later option counts
     words = [*WORDS, "--algo", "dqn", "-n", "200", "--seeds", "2", "--methods", "ptq", "-o", str(tmp_path)]
@@ -304,7 +296,6 @@ def test_what_cannot_be_swept_is_refused_before_anything_is_trained(options: Any
         SweepConfig(**options, output=tmp_path).check()
 
 
-@pytest.mark.slow
 def test_every_training_and_evaluation_plays_what_the_environment_is_told(needs: str, tmp_path: Path):
     words = ["sweep", "--algo", "ppo", "--env", needs, "--env-kwargs", "target:0.25", "--max-episode-steps", "8"]
     words += [

@@ -109,7 +109,6 @@ def test_agents_export_themselves(tmp_path):
     assert quarl.load(tmp_path / "out" / "policy.quarl").policy.grids == policy.grids
 
 
-@pytest.mark.slow
 def test_the_verb_says_what_runtimes_make_of_the_file(tmp_path, capsys):
     quarl.api.artifact.write(cartpole(), tmp_path / "agent.quarl")
     rows = tmp_path / "rows.json"
@@ -123,7 +122,6 @@ def test_the_verb_says_what_runtimes_make_of_the_file(tmp_path, capsys):
     assert "its output is a score for each action" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_grids_that_are_calibrated_anew_have_a_verdict_of_their_own(tmp_path, capsys):
     policy = cartpole()
     x = networks.observations(policy, 40)
@@ -144,7 +142,6 @@ def test_int8_observations_are_refused_with_the_reason(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
 def test_exported_files_are_played(tmp_path, capsys):
     policy = cartpole()
     export(quantised(policy, "tflite"), "tflite", tmp_path / "out")

@@ -80,7 +80,6 @@ def budget(folder, *words):
     return code, document.get("rows", [])
 
 
-@pytest.mark.slow
 def test_what_fits_is_within_every_bound(without_tools, tmp_path, capsys):
     code, (wide, narrow) = budget(tmp_path, "--target", "c", "--bits", "int8", "int4e8", "--flash", "7K")
     assert code == 0
@@ -96,7 +95,6 @@ def test_what_fits_is_within_every_bound(without_tools, tmp_path, capsys):
     assert narrow["cycles"] > 1
 
 
-@pytest.mark.slow
 def test_nothing_fits_is_an_exit_code_of_its_own(without_tools, tmp_path, capsys):
     code, rows = budget(tmp_path, "--target", "c", "--ram", "500")
     assert code == 3
@@ -104,7 +102,6 @@ def test_nothing_fits_is_an_exit_code_of_its_own(without_tools, tmp_path, capsys
     assert "Nothing fits" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_where_instructions_are_not_known_they_are_not_said_to_fit(monkeypatch, tmp_path):
     takes = Footprint(flash=1, ram=1, macs=1, instructions=None, how="so")
     monkeypatch.setattr("quarl.commands.budget.footprint", lambda policy, target: takes)

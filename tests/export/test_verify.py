@@ -246,7 +246,6 @@ def test_runtimes_that_are_not_there_are_left_out_unless_they_are_asked_for(fold
     assert "openvino is not installed: pip install" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_openvino_is_not_held_to_activations_that_are_quantised_at_run_time(tmp_path, capsys):
     policy, x = agent("int8", "dynamic")
     export(policy, "tflite", tmp_path / "out", observations=x)
@@ -263,7 +262,6 @@ def test_what_tflite_micro_has_not_names_the_target_that_has_it(tmp_path, capsys
     )
 
 
-@pytest.mark.slow
 def test_a_difference_ends_the_verb_with_code_2_after_its_table(folder, tmp_path, capsys, monkeypatch):
     shutil.copytree(folder, tmp_path / "out")
     loaded = runtimes.load

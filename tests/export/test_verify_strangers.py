@@ -180,6 +180,7 @@ def wrong(document, way):
 FREE = (("observation", "low"), ("observation", "high"))
 
 
+@pytest.mark.slow
 def test_every_key_of_a_contract_is_missed_and_no_kind_is_mistaken(folder):  # noqa: F811
     full = json.loads((folder / "contract.json").read_text())
     policy = artifact.read(folder / "policy.quarl")

@@ -22,6 +22,8 @@ from quarl.processes.inside import Result, attempt
 from quarl.processes.pool import memory_mb
 from waiting import until
 
+pytestmark = pytest.mark.slow
+
 
 def threads_by_variable() -> dict[str, str]:
     return {name: os.environ[name] for name in ONE_THREAD if name in os.environ}
@@ -33,7 +35,6 @@ def result(log: Path, work: Any, **options: Any) -> Result:
     return child.result
 
 
-@pytest.mark.slow
 def test_what_work_returns_comes_back_and_what_it_prints_goes_to_the_log(tmp_path: Path):
     log = tmp_path / "log"
     assert result(log, partial(pow, 7, 2)).value == 49
@@ -41,7 +42,6 @@ def test_what_work_returns_comes_back_and_what_it_prints_goes_to_the_log(tmp_pat
     assert log.read_text() == "said\n"
 
 
-@pytest.mark.slow
 def test_work_computes_on_one_thread_and_its_parent_on_as_many_as_before(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
     monkeypatch.delenv("OMP_NUM_THREADS")
@@ -50,7 +50,6 @@ def test_work_computes_on_one_thread_and_its_parent_on_as_many_as_before(tmp_pat
     assert threads_by_variable() == {"OPENBLAS_NUM_THREADS": "3", "MKL_NUM_THREADS": "2"}
 
 
-@pytest.mark.slow
 def test_work_that_fails_says_how(tmp_path: Path):
     log = tmp_path / "log"
     assert result(log, partial(int, "x")).error.startswith("ValueError: invalid literal")
@@ -79,7 +78,6 @@ def echo(word: str, link: Connection) -> str:
     return "over"
 
 
-@pytest.mark.slow
 def test_a_child_that_is_linked_is_spoken_with_before_its_result(tmp_path: Path):
     child = Child("worker", echo, "!", tmp_path / "log", linked=True)
     child.start()
@@ -94,7 +92,6 @@ def leave_one_behind(seconds: int) -> None:
     os._exit(7)
 
 
-@pytest.mark.slow
 def test_a_child_is_over_when_it_is_dead_whoever_holds_its_pipe(tmp_path: Path):
     child = Child("worker", leave_one_behind, 600, tmp_path / "log", apart=True)
     child.start()
@@ -102,7 +99,6 @@ def test_a_child_is_over_when_it_is_dead_whoever_holds_its_pipe(tmp_path: Path):
     until(lambda: not memory_mb({child.group})[child.group])  # what it left ended with its group
 
 
-@pytest.mark.slow
 def test_a_child_that_dies_is_started_again_until_it_has_died_too_often(tmp_path: Path):
     said: list[str] = []
     with closing(Children(said.append)) as children:
@@ -119,7 +115,6 @@ def test_a_child_that_dies_is_started_again_until_it_has_died_too_often(tmp_path
     assert (tmp_path / "log").read_text().count("Traceback") == DEATHS
 
 
-@pytest.mark.slow
 def test_no_child_is_left_when_its_supervisor_closes(tmp_path: Path):
     children = Children()
     members = [
@@ -133,7 +128,6 @@ def test_no_child_is_left_when_its_supervisor_closes(tmp_path: Path):
     assert {child.result.cause for child in members} == {"SIGKILL"}
 
 
-@pytest.mark.slow
 def test_a_process_of_any_name_is_counted():
     """The kernel cuts names at 15 bytes, and letters in two."""
     name = "b'\\xd0\\xbf' * 7 + b'\\xd0'"

@@ -46,6 +46,7 @@ def outputs(model: Any, observations: Any) -> list[torch.Tensor]:
         return [policy.actor(x, deterministic=True) if not targets else policy.actor(x), *targets]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", MODELS)
 def test_networks_and_targets_compute_the_same_bits_with_balanced_weights(algo: str):
     model = trained(algo)
@@ -126,6 +127,7 @@ def switches_without_a_trace(model: Any) -> None:
     assert all(torch.equal(before[name], value) for name, value in model.policy.named_parameters())
 
 
+@pytest.mark.slow
 def test_the_noise_of_gsde_keeps_its_size():
     """It multiplies what the last layer reads."""
     model = watched("sac", "4", 160, use_sde=True)

@@ -80,6 +80,7 @@ def test_edges_and_grids_without_a_level_at_0_are_deployed_as_they_are_trained(t
                 assert np.abs(op.weight.codes).max() == 2**layer - 1
 
 
+@pytest.mark.slow
 def test_scores_of_integers_are_those_of_training():
     """But for what they have in common. Biases too are trained as integers have them, in the unit of a layer's sums."""
     model = trained("dqn", qat.QatSpec.parse("w4a8"))
@@ -91,6 +92,7 @@ def test_scores_of_integers_are_those_of_training():
     assert (np.abs(errors).max(axis=1) < 1e-5 * np.abs(expected).max()).mean() > 0.99
 
 
+@pytest.mark.slow
 def test_what_action_values_have_in_common_costs_no_bits():
     model = prepared("dqn", "w2a8")
     last = model.q_net.q_net[-1]
@@ -111,6 +113,7 @@ def test_a_value_networks_output_is_rounded_whole():
     assert not model.policy.value_net.plan.scores
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -128,6 +131,7 @@ def test_every_option_reaches_the_integers(options: Any):
     assert weights[-1].bits == options.get("output_bits", 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("function", [nn.Tanh, nn.ELU, nn.LeakyReLU])
 @pytest.mark.parametrize("skip", ["action_net", "mlp_extractor.policy_net.2"])
 def test_activations_that_only_a_skipped_layer_reads_stay_as_they_are(function: Any, skip: str):
@@ -144,6 +148,7 @@ def test_activations_that_only_a_skipped_layer_reads_stay_as_they_are(function: 
         assert np.abs(errors).max() < 1e-5
 
 
+@pytest.mark.slow
 def test_values_narrower_than_a_kernel_s_are_simulated():
     """int8 kernels would not saturate where training did."""
     model = trained("ppo", qat.QatSpec.parse("w8a8", observation_bits=3))
@@ -181,7 +186,6 @@ def test_a_network_on_images_acts_as_its_integers_do_also_when_it_is_loaded(cls:
         assert (actions == expected).all() if not continuous else np.abs(actions - expected).max() <= 0.02
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("text", ["w4a8", "w2a8e8"])
 def test_convolutions_give_the_codes_of_integers_without_exception(text: str):
     """Summed in float32, 40 of these 960,000 numbers and more end on another code."""

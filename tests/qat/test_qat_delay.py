@@ -31,6 +31,7 @@ class Log(KVWriter):
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("algo", "delay", "expected"), [("ppo", 129, 256), ("ppo", 128, 128), ("a2c", 98, 100)])
 def test_the_step_at_which_it_begins_to_act_is_told(algo: str, delay: int, expected: int):
     model, said, logged = make(algo), list[str](), Log()
@@ -43,7 +44,6 @@ def test_the_step_at_which_it_begins_to_act_is_told(algo: str, delay: int, expec
     assert logged.switches == [expected]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("delay", "begun", "expected"),
     [(0.5, 0, 256), (0.25, 0, 128), (None, 0, 256), (0.5, 256, 512), (np.float32(0.5), 0, 256)],

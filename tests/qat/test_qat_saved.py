@@ -131,6 +131,7 @@ def test_a_model_before_its_delay_is_over_is_float_and_said_to_be(algo: str, tmp
         assert line in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_verbs_tell_what_they_do_with_a_saved_model(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     model = prepared("ppo")

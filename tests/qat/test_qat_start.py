@@ -94,6 +94,7 @@ def test_hidden_weights_lie_well_inside_the_steps_of_their_codes(algo: str):
             assert_well_inside_their_steps(layer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["dqn", "td3", "d4pg"])
 def test_target_networks_move_as_far(algo: str):
     model = trained(algo)

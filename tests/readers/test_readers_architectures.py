@@ -448,6 +448,7 @@ def test_residual_networks_of_layer_norm_and_silu():
     assert kinds(policy).count("Add") == 2
 
 
+@pytest.mark.slow
 def test_random_networks_over_the_closed_set_are_torchs_and_static_bits_are_equal():
     rng = np.random.default_rng(7)
     for _ in range(12):

@@ -132,6 +132,7 @@ def test_statistics_of_stable_baselines_2_are_those_of_each_frame(tmp_path: Path
     np.testing.assert_allclose(as_float(policy, x)[policy.output], wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["load", "evaluate", "eval", "inspect"])
 @pytest.mark.parametrize("config", ["normalize: true\n", "normalize: true\nframe_stack: 2\n"])
 def test_a_typed_frame_stack_is_used_for_statistics_of_one_frame(

@@ -262,6 +262,7 @@ def test_statistics_must_be_finite_and_of_the_observation_s_shape(run: Path):
 MEMBERS = ("data", "policy.pth", "archive/data.pkl", "vecnormalize.pkl", "config.yml")
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(MEMBERS),

@@ -167,6 +167,7 @@ def test_an_activation_in_place_is_followed_where_nothing_else_reads_its_input()
     np.testing.assert_allclose(as_float(policy, rows)[policy.output], expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("whole", [True, False])
 def test_an_exported_program_is_read_as_the_module_that_it_was_made_of(strict: bool, whole: bool):

@@ -132,6 +132,7 @@ def test_wrappers_that_are_not_part_of_the_policy_are_named(wrappers: Any, named
     assert said.endswith(f"; {named} is not part of the policy" if named else "or register it as it is")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*Box low's precision:UserWarning", "ignore:.*Box high's precision:UserWarning")
 def test_files_name_the_wrappers_that_they_do_without(tmp_path: Path, capsys: Any):
     env = G.RescaleAction(gymnasium.make("Pendulum-v1"), -1.0, 1.0)

@@ -306,7 +306,6 @@ def test_staleness_of_other_policies_and_ratios_is_drawn_apart():
     assert len(right.containers) == 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "rows", "shown"),
     [

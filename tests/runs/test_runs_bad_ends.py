@@ -42,7 +42,6 @@ def test_what_an_environment_did_wrong_is_said_with_how_to_go_on(algo, name, sai
     assert found == ([] if saved is None else [saved])
 
 
-@pytest.mark.slow
 def test_a_run_that_an_environment_broke_off_goes_on(tmp_path, monkeypatch):
     assert main(words("a2c", f"{HERE}Raising-v0", 64)) == 2
     monkeypatch.setattr(difficult_environments.Raising, "is_faulty", False)
@@ -51,7 +50,6 @@ def test_a_run_that_an_environment_broke_off_goes_on(tmp_path, monkeypatch):
     assert row["timesteps"] == 64
 
 
-@pytest.mark.slow
 def test_where_one_environment_may_live_the_last_evaluation_is_the_same(tmp_path):
     plain = train(tmp_path, "a2c", f"{HERE}Line-v0", 64, "--eval-freq", "0")
     single = train(tmp_path, "a2c", f"{HERE}Single-v0", 64, "--eval-freq", "0")
@@ -81,7 +79,6 @@ def test_evaluations_are_played_in_the_learners_environment_which_begins_anew(al
         assert ends.tolist() == [19, 39, 59]
 
 
-@pytest.mark.slow
 def test_a_run_that_is_not_evaluated_says_so(tmp_path, capsys):
     more = ["--eval-episodes", "0", "--eval-freq", "16"]
     row = train(tmp_path, "a2c", f"{HERE}Line-v0", 64, *more)
@@ -118,7 +115,6 @@ def test_that_there_is_no_time_limit_is_said_before_training_which_goes_on_witho
     assert (tmp_path / "logs/a2c/Unlimited-v0_1/Unlimited-v0.zip").is_file()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("env", ["CartPole-v1", f"{HERE}Line-v0"])
 def test_of_environments_with_a_limit_nothing_is_said(env, tmp_path, capsys):
     train(tmp_path, "a2c", env, 16)

@@ -38,7 +38,6 @@ def test_a_diverged_run_stops_names_the_layer_and_goes_on_from_its_last_checkpoi
     assert main(again) == 0
 
 
-@pytest.mark.slow
 def test_a_full_disk_costs_the_checkpoint_and_not_the_run(tmp_path, capsys, monkeypatch):
     calls = []
 
@@ -81,7 +80,6 @@ def test_a_full_disk_costs_evaluations_and_the_best_agent_and_not_the_run(tmp_pa
     assert not list(run.path.glob(".*"))
 
 
-@pytest.mark.slow
 def test_runs_that_start_at_once_get_folders_of_their_own(tmp_path, monkeypatch):
     train(tmp_path, "a2c", "CartPole-v1", 64)
     # as if the other run had not been there when the numbers were looked at

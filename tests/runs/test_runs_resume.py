@@ -139,7 +139,6 @@ def test_episodes_after_a_resume_are_not_those_of_the_beginning(tmp_path):
     assert not np.array_equal(second.model.env.reset(), beginning)
 
 
-@pytest.mark.slow
 def test_hyper_parameters_given_with_resume_stay_for_the_next_time(tmp_path):
     train(tmp_path, "dqn", "CartPole-v1", 128)
     session(*resuming("dqn", "CartPole-v1", "-n", 256, "--params", "learning_rate:1e-5"))
@@ -190,7 +189,6 @@ def test_ctrl_c_saves_exits_with_130_and_says_how_to_go_on(algo, done, tmp_path,
     assert main([*command.split(), "--json", "row.json"]) == 0
 
 
-@pytest.mark.slow
 def test_the_first_ctrl_c_says_how_to_leave_at_once(capfd, monkeypatch):
     with monkeypatch.context() as patched:
         stop_at(patched, 16)
@@ -199,7 +197,6 @@ def test_the_first_ctrl_c_says_how_to_leave_at_once(capfd, monkeypatch):
     assert "quarl: stopping: the update ends and is saved; once more, 3 s from now or later, to leave at once\n" in said
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "more", "saved"),
     [
@@ -250,7 +247,6 @@ def test_ctrl_c_while_the_best_agent_is_written_leaves_it_whole(tmp_path, capsys
     assert load.read(run.path / "best_model.zip").provenance.algo == "dqn"
 
 
-@pytest.mark.slow
 def test_an_evaluation_that_a_signal_breaks_off_is_not_training_time(tmp_path, monkeypatch):
     perf_counter, skipped_s = time.perf_counter, 0.0
     monkeypatch.setattr(time, "perf_counter", lambda: perf_counter() + skipped_s)
@@ -265,7 +261,6 @@ def test_an_evaluation_that_a_signal_breaks_off_is_not_training_time(tmp_path, m
     assert checkpoint.load_latest(tmp_path / "logs/ppo/CartPole-v1_1").state["clock_s"] < 1e6
 
 
-@pytest.mark.slow
 def test_a_signal_in_the_last_evaluation_leaves_a_finished_run(tmp_path, capsys, monkeypatch):
     def conclude(self, model, integers):
         os.kill(os.getpid(), signal.SIGINT)
@@ -292,7 +287,6 @@ def test_quantisation_goes_on_acting_and_other_bits_are_refused_in_one_line(tmp_
     assert qat.spec_of(again.model).precision == "w4a8e8"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -321,7 +315,6 @@ def test_a_mistaken_resume_changes_nothing_of_the_run(tmp_path, monkeypatch, cap
     assert main(resuming("dqn", "CartPole-v1", "-n", 512)) == 0
 
 
-@pytest.mark.slow
 def test_a_run_of_a_newer_quarl_is_left_as_it_is_and_a_damaged_one_is_said_to_begin_anew(tmp_path, monkeypatch):
     train(tmp_path, "a2c", "CartPole-v1", 100)
     config = parse(words("a2c", "CartPole-v1", 200))
@@ -351,7 +344,6 @@ def args(change):
     return damage
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "said"),
     [

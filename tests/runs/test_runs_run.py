@@ -26,6 +26,8 @@ from quarl.cli import main
 from quarl.policy.graph import QuantizedPolicy
 from quarl.readers import load
 
+pytestmark = pytest.mark.slow
+
 CLASSES = {"ppo": PPO, "a2c": A2C, "dqn": DQN, "ddpg": DDPG, "td3": TD3, "sac": SAC, "d4pg": D4PG}
 
 
@@ -44,7 +46,6 @@ def assert_is_that_of_stable_baselines3(tmp_path, algo, env_id, steps, **argumen
     return theirs
 
 
-@pytest.mark.slow
 def test_ppo_equals_stable_baselines3_bit_for_bit_with_evaluations_and_checkpoints_in_between(tmp_path):
     more = ["learning_rate:lin_1e-2", "clip_range:lin_0.2", "normalize:True", "gamma:0.9", "--n-envs", "2"]
     more += ["--eval-freq", "200", "--save-freq", "200", "--eval-episodes", "2", "--seed", "3"]
@@ -65,7 +66,6 @@ def test_ppo_equals_stable_baselines3_bit_for_bit_with_evaluations_and_checkpoin
     assert (row["timesteps"], row["updates"], row["seed"]) == (512, 8, 3)
 
 
-@pytest.mark.slow
 def test_dqn_equals_stable_baselines3_bit_for_bit(tmp_path):
     row = train(tmp_path, "dqn", "CartPole-v1", 1000)
     theirs = assert_is_that_of_stable_baselines3(
@@ -84,7 +84,6 @@ def test_dqn_equals_stable_baselines3_bit_for_bit(tmp_path):
     assert row["updates"] == theirs._n_updates
 
 
-@pytest.mark.slow
 def test_sac_and_noise_equal_stable_baselines3_bit_for_bit(tmp_path):
     more = ["noise_type:normal", "noise_std:0.2", "learning_rate:1e-3"]
     train(tmp_path, "sac", "Pendulum-v1", 300, *more)
@@ -98,7 +97,6 @@ def test_sac_and_noise_equal_stable_baselines3_bit_for_bit(tmp_path):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "env"),
     [("a2c", "CartPole-v1"), ("ddpg", "Pendulum-v1"), ("td3", "Pendulum-v1"), ("d4pg", "Pendulum-v1")],
@@ -113,7 +111,6 @@ def test_every_learner_trains_and_its_agent_is_read_back(algo, env, tmp_path):
     assert isinstance(CLASSES[algo].load(path, device="cpu"), CLASSES[algo])
 
 
-@pytest.mark.slow
 def test_the_folder_is_one_of_the_zoo_s(tmp_path):
     more = ["normalize:True", "--eval-freq", "128", "--eval-episodes", "3", "--save-freq", "128"]
     row = train(tmp_path, "ppo", "CartPole-v1", 256, *more, evaluations=True)
@@ -139,7 +136,6 @@ def test_the_folder_is_one_of_the_zoo_s(tmp_path):
     assert (tmp_path / "logs/ppo/CartPole-v1_2/CartPole-v1.zip").is_file()
 
 
-@pytest.mark.slow
 def test_the_agent_is_evaluated_with_its_statistics_and_quarl_reads_the_run(tmp_path, capsys):
     row = train(tmp_path, "ppo", "CartPole-v1", 512, "normalize:True", "--n-envs", "2")
     agent = quarl.load(tmp_path / "logs/ppo/CartPole-v1_1")
@@ -151,7 +147,6 @@ def test_the_agent_is_evaluated_with_its_statistics_and_quarl_reads_the_run(tmp_
     assert main(command) == 0
 
 
-@pytest.mark.slow
 def test_an_environment_s_wrappers_are_the_agent_s_too(tmp_path):
     wrapper = "env_wrapper:sb3_contrib.common.wrappers.TimeFeatureWrapper"
     train(tmp_path, "a2c", "CartPole-v1", 64, wrapper, "--n-envs", "2")
@@ -160,7 +155,6 @@ def test_an_environment_s_wrappers_are_the_agent_s_too(tmp_path):
     assert policy.provenance.wrappers == (("sb3_contrib.common.wrappers.TimeFeatureWrapper", {}),)
 
 
-@pytest.mark.slow
 def test_unchanged_options_give_the_same_agent_again(tmp_path):
     for _ in range(2):
         train(tmp_path, "dqn", "CartPole-v1", 300)
@@ -168,7 +162,6 @@ def test_unchanged_options_give_the_same_agent_again(tmp_path):
     assert same(one, other)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_updates_in_half_floats_stay_near_those_in_float32(dtype, tmp_path):
     chance = ["exploration_fraction:1.0", "exploration_final_eps:1.0"]  # so that both see the same
@@ -215,7 +208,6 @@ def test_values_keep_the_digits_in_which_actions_differ(algo, env, value):
     assert "forward" not in {name for module in model.policy.modules() for name in vars(module)}
 
 
-@pytest.mark.slow
 def test_a_step_of_ppo_in_bfloat16_goes_where_one_in_float32_goes(tmp_path):
     """With rounded log-probabilities the ratios of old and new are 1, and the policy stands still."""
     options = [*("n_epochs:8", "ent_coef:0.0", "learning_rate:1e-3"), "--n-envs", "2"]
@@ -230,7 +222,6 @@ def test_a_step_of_ppo_in_bfloat16_goes_where_one_in_float32_goes(tmp_path):
     assert np.corrcoef(exact - start, half - start)[0, 1] > 0.9
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize(("algo", "env"), [("ppo", "CartPole-v1"), ("dqn", "CartPole-v1"), ("ddpg", "Pendulum-v1")])
 def test_updates_in_half_floats_train_for_integers_too(algo, env, dtype, tmp_path):
@@ -243,7 +234,6 @@ def test_updates_in_half_floats_train_for_integers_too(algo, env, dtype, tmp_pat
     assert {"observation"} < set(policy.grids)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("algo", "env"), [("ppo", "CartPole-v1"), ("ddpg", "Pendulum-v1")])
 def test_quantisation_aware_training_leaves_integers_and_their_return(algo, env, tmp_path):
     options = ("--qat", "w4a8", "--quant-delay", "128", "--n-envs", "1")
@@ -262,7 +252,6 @@ def test_tensorboard_events_are_written_where_they_are_asked_for(tmp_path):
     assert list((tmp_path / "logs/a2c/CartPole-v1_1/tensorboard").glob("events.out.tfevents.*"))
 
 
-@pytest.mark.slow
 def test_the_command_that_is_printed_repeats_the_run(tmp_path, capsys):
     assert main(words("a2c", "CartPole-v1", 64)) == 0
     captured = capsys.readouterr()
@@ -271,7 +260,6 @@ def test_the_command_that_is_printed_repeats_the_run(tmp_path, capsys):
     assert captured.err == "quarl: hyper-parameters: RL Zoo's for CartPole-v1\n"
 
 
-@pytest.mark.slow
 def test_arguments_and_limit_of_the_environment_hold_for_training_resuming_and_every_evaluation(
     needs, tmp_path, capsys
 ):
@@ -301,7 +289,6 @@ def test_arguments_and_limit_of_the_environment_hold_for_training_resuming_and_e
     assert "missing 1 required positional argument: 'target'" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_wrappers_and_frames_replace_those_of_the_tuned_hyper_parameters(tmp_path):
     told = ("--wrapper", "TimeLimit:max_episode_steps=7", "TimeAwareObservation", "--frame-stack", "3")
     assert train(tmp_path, "ppo", "CartPole-v1", 64, *told)["mean"] <= 7

@@ -86,7 +86,6 @@ def test_the_entropy_coefficient_is_the_file_s(tmp_path):
     assert model.log_ent_coef.requires_grad
 
 
-@pytest.mark.slow
 def test_statistics_and_wrappers_come_from_the_agent_s_folder(tmp_path):
     wrapper = "env_wrapper:sb3_contrib.common.wrappers.TimeFeatureWrapper"
     train(tmp_path, "ppo", "CartPole-v1", 256, "normalize:True", wrapper)
@@ -114,7 +113,6 @@ def pushed(tmp_path, normalize, agent, statistics):
     return (run / "CartPole-v1.zip").rename(folder / agent)
 
 
-@pytest.mark.slow
 def test_statistics_beside_a_lone_zip_go_on_being_its_own(tmp_path):
     path = pushed(tmp_path, "normalize:True", "ppo-CartPole-v1.zip", "vec_normalize.pkl")
     said = []
@@ -124,7 +122,6 @@ def test_statistics_beside_a_lone_zip_go_on_being_its_own(tmp_path):
     assert not any("vecnormalize.pkl" in line for line in said)
 
 
-@pytest.mark.slow
 def test_a_lone_zip_is_normalised_as_its_statistics_say(tmp_path):
     options = "normalize:dict(clip_obs=0.5,epsilon=0.01,norm_reward=False)"
     path = pushed(tmp_path, options, "agent.zip", "vecnormalize.pkl")
@@ -254,7 +251,6 @@ def test_another_algorithm_s_or_environment_s_zip_is_named(tmp_path):
         session(tmp_path / "td3.zip", "ddpg", "Pendulum-v1")
 
 
-@pytest.mark.slow
 def test_a_folder_whose_agent_needs_statistics_that_are_gone_is_refused(tmp_path):
     train(tmp_path, "ppo", "CartPole-v1", 256, "normalize:True")
     run = tmp_path / "logs/ppo/CartPole-v1_1"
