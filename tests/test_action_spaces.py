@@ -287,6 +287,7 @@ def test_a_head_that_does_not_fit_the_action_space_is_refused_in_one_line():
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
 @pytest.mark.parametrize("env_id", SPACES)
 def test_they_are_trained_for_integers_too(algo: str, env_id: str, tmp_path: Path):

@@ -42,6 +42,7 @@ def policy(tmp_path, monkeypatch):
     return "policy.safetensors"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", CONFIGS)
 def test_every_option_stands_in_a_group_and_what_verbs_share_in_the_same_one(verb):
     groups = {option.names[-1]: option.group for option in options(CONFIGS[verb]) if option.names}
@@ -242,6 +243,7 @@ def test_a_terminal_hears_what_will_be_done_before_anything_is_loaded(policy, mo
     assert said[-1] == ("quarl.commands.ptq", "quarl: as far as this\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["--help"], ["missing.zip"], ["missing.zip", "--env", "CartPole-v1"]])
 @pytest.mark.parametrize("verb", ["ptq", "eval", "inspect"])
 def test_help_and_the_refusal_of_no_model_load_nothing_heavy(verb, words, tmp_path):
@@ -281,6 +283,7 @@ NUMERIC = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("verb", "name"), NUMERIC)
 def test_a_number_in_the_digits_of_another_script_is_refused(verb, name):
     for digits in DIGITS:

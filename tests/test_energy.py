@@ -110,6 +110,7 @@ def test_counters_are_read_and_may_come_around(tmp_path):
         source.close()
 
 
+@pytest.mark.slow
 def test_without_counters_there_is_no_such_source(tmp_path):
     (tmp_path / "powercap").mkdir()
     assert Counters.find(tmp_path / "powercap") is None

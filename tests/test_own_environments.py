@@ -220,6 +220,7 @@ def test_a_verb_without_its_environment_names_a_fix_that_it_has(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_id", MISSING[1:3])
 @pytest.mark.parametrize("words", ["export -o out", "distill -o out --bits 4 --rounds 1 --updates 1"])
 def test_recorded_observations_do_in_place_of_a_missing_environment(

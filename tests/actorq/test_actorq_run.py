@@ -27,6 +27,8 @@ from quarl.commands.training_page import _spent
 from quarl.files import locked
 from waiting import PATIENCE_S
 
+pytestmark = pytest.mark.slow
+
 SMALL = "batch_size:32 learning_starts:200 buffer_size:5000 train_freq:4 target_update_interval:100"
 
 
@@ -55,7 +57,6 @@ def finished(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
 def test_it_makes_all_steps_and_the_updates_that_belong_to_them(finished):
     summary = json.loads((finished / "summary.json").read_text())["rows"][0]
     assert summary["timesteps"] == 3000
@@ -64,7 +65,6 @@ def test_it_makes_all_steps_and_the_updates_that_belong_to_them(finished):
     assert json.loads((finished.parent / "rows.json").read_text())["command"] == "actorq"
 
 
-@pytest.mark.slow
 def test_metrics_say_where_time_and_bytes_went(finished):
     last = rows(finished / "metrics.jsonl")[-1]
     assert last["timesteps"] == 3000
@@ -80,7 +80,6 @@ def test_metrics_say_where_time_and_bytes_went(finished):
     assert [actor["sigma"] for actor in last["actors"]] == [1.0, 8.0]  # the ladder: powers of epsilon
 
 
-@pytest.mark.slow
 def test_both_policies_are_evaluated_and_the_clock_does_not_run_meanwhile(finished):
     found = rows(finished / "evaluations.jsonl")
     assert [entry["timesteps"] for entry in found] == [1500, 3000, 3000]
@@ -90,7 +89,6 @@ def test_both_policies_are_evaluated_and_the_clock_does_not_run_meanwhile(finish
     assert all({"return", "return_quantised", "return_low", "return_quantised_high"} <= set(e) for e in found)
 
 
-@pytest.mark.slow
 def test_the_learner_is_a_stable_baselines3_model_and_its_policies_are_artefacts(finished):
     model = DQN.load(finished / "model.zip")
     assert model.n_steps == 3  # also where it is trained on
@@ -102,7 +100,6 @@ def test_the_learner_is_a_stable_baselines3_model_and_its_policies_are_artefacts
     assert max(int(np.abs(op.weight.codes).max()) for op in quantized.policy.linear) <= 31
 
 
-@pytest.mark.slow
 def test_the_final_policy_is_distilled_for_the_precision_of_the_actors(tmp_path, capsys):
     folder = tmp_path / "out"
     words = ("--algo", "dqn", "--env", "CartPole-v1", "-n", "400", "--actors", "1", "--net-arch", "8,8", "--distill")
@@ -120,7 +117,6 @@ def test_the_final_policy_is_distilled_for_the_precision_of_the_actors(tmp_path,
     assert [op.name for op in student.linear] == [op.name for op in teacher.linear]
 
 
-@pytest.mark.slow
 def test_the_page_has_the_numbers_of_the_run(finished):
     page, last = (finished / "report.html").read_text(), rows(finished / "metrics.jsonl")[-1]
     taken = sum(actor["pulls"] - actor["skipped"] for actor in last["actors"])
@@ -153,12 +149,10 @@ def test_seconds_of_a_run_in_parts_add_up_to_its_clock_and_are_counted_once():
     assert spent["actor\n0"]["weights"] == 6.0
 
 
-@pytest.mark.slow
 def test_no_shared_memory_is_left(finished):
     assert not list(Path("/dev/shm").glob(f"{PREFIX}{os.getpid()}-*"))
 
 
-@pytest.mark.slow
 def test_a_finished_run_is_not_overwritten_by_accident(finished, capsys):
     assert run(finished, "--algo", "dqn", "-n", "100") == 2
     assert "holds a run" in capsys.readouterr().err
@@ -222,7 +216,6 @@ def test_bad_input_gets_one_line_and_starts_nothing(tmp_path, capsys, words, mes
     assert not folder.exists()
 
 
-@pytest.mark.slow
 def test_an_environment_that_only_the_command_itself_can_make_is_one_line(tmp_path, capsys, monkeypatch):
     (tmp_path / "only_parents.py").write_text(
         "import multiprocessing, gymnasium\n"
@@ -246,7 +239,6 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, capsys):
     assert "cannot write to" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_the_zip_is_read_where_quarl_is_not_installed(finished):
     code = (
         "import sys\n"
@@ -264,7 +256,6 @@ def test_two_runs_in_one_folder_are_one_too_many(tmp_path, capsys):
     assert "another quarl run is at work in" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_float_actors_with_rounded_weights_have_a_file_of_their_own(tmp_path, capsys):
     words = ("--algo", "td3", "--env", "Pendulum-v1", "-n", "300", "--actors", "1", "--net-arch", "16,16")
     words += ("--actor-precision", "fp32", "--comm-bits", "4", "--eval-freq", "0")
@@ -278,7 +269,6 @@ def test_float_actors_with_rounded_weights_have_a_file_of_their_own(tmp_path, ca
     assert not np.allclose(sent.predict(observations)[0], expected, atol=1e-3)
 
 
-@pytest.mark.slow
 def test_quantisation_that_was_asked_for_and_never_acted_is_no_result(tmp_path, capsys):
     words = ("--algo", "dqn", "-n", "20000", "--updates", "20", "--actors", "1", "--net-arch", "16,16")
     words += ("--qat", "w8a8", "--eval-freq", "0")
@@ -288,7 +278,6 @@ def test_quantisation_that_was_asked_for_and_never_acted_is_no_result(tmp_path, 
     assert not (tmp_path / "out" / "model.zip").exists()
 
 
-@pytest.mark.slow
 def test_a_run_that_trains_for_what_its_actors_run(tmp_path):
     """D4PG with six environments to an actor, which sends them as a block, quantisation-aware."""
     words = ("--algo", "d4pg", "--env", "Pendulum-v1", "-n", "1200", "--actors", "1", "--envs-per-actor", "6")
@@ -316,7 +305,6 @@ def test_a_run_that_trains_for_what_its_actors_run(tmp_path):
         assert np.array_equal(mine.weight.codes, own.weight.codes)
 
 
-@pytest.mark.slow
 def test_the_live_view_tells_how_it_goes(finished):
     config = parse(["actorq", "--algo", "dqn", "--actors", "2", "-n", "3000", "--comm-bits", "6"])
     last, evaluations = rows(finished / "metrics.jsonl")[-1], rows(finished / "evaluations.jsonl")
@@ -348,7 +336,6 @@ def test_more_processes_than_cores_are_told(monkeypatch, capsys, cores, nodes, l
     assert all("2 actors and a learner share 2 cores" in line for line in said)
 
 
-@pytest.mark.slow
 def test_checkpoints_that_are_all_damaged_end_in_one_line(tmp_path, capsys):
     words = ("--algo", "dqn", "-n", "300", "--actors", "1", "--net-arch", "8", "--eval-freq", "0")
     words += ("--params", "learning_starts:100", "buffer_size:500")
@@ -366,7 +353,6 @@ def test_checkpoints_that_are_all_damaged_end_in_one_line(tmp_path, capsys):
     assert {path.name: path.read_bytes() for path in out.glob("checkpoint-*")} == kept
 
 
-@pytest.mark.slow
 def test_one_environment_at_a_time_is_enough_and_threads_of_a_bridge_hold_no_process(tmp_path):
     words = ["--algo", "ddpg", "--env", "difficult_environments:Device-v0", "-n", "300", "--actors", "1"]
     words += ["--net-arch", "8", "--params", "learning_starts:50", "batch_size:8", "buffer_size:2000", "-o", "out"]
@@ -401,7 +387,6 @@ def test_what_an_environment_does_wrong_is_said_before_anything_starts(name, sai
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
 def test_actors_learner_and_evaluations_play_what_the_environment_is_told(needs, tmp_path, capsys):
     assert run(tmp_path / "out", "--env", needs, "-n", "400") == 2
     assert "missing 1 required positional argument: 'target'" in capsys.readouterr().err

@@ -201,6 +201,7 @@ def test_every_operator_is_the_references(name, engine, precision, mode):
     np.testing.assert_allclose(outputs(made, x, engine), outputs(made, x, "reference"), atol=tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["litert", "onnx"])
 @pytest.mark.parametrize(("precision", "mode"), MODES)
 @pytest.mark.parametrize("name", list(networks.EVERY))
@@ -406,6 +407,7 @@ def places(content):
         yield start, buffer.DataLength(), buffer.Offset()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "mode"), MODES)
 @pytest.mark.parametrize("name", list(networks.EVERY))
 def test_a_file_for_any_runtime_holds_and_names_everything_and_runs_as_fast_with_the_same_bits(name, precision, mode):

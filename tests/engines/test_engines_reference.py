@@ -43,6 +43,7 @@ def test_calibration_and_reference_compute_the_same_values(name):
     assert np.allclose(run(policy, "fp32", x), as_float(policy, x)[policy.output], atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", networks.EVERY)
 @pytest.mark.parametrize(
     ("precision", "mode"), [("fp32", "dynamic"), ("int8", "dynamic"), ("int8", "static"), ("w4a6", "dynamic")]
@@ -66,6 +67,7 @@ def test_a_dynamic_layer_by_hand():
     assert engines.load(policy, "reference").run(np.float32([[0, 2.55]]))[0, 0] == pytest.approx(-1.275 + 0.5, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["dynamic", "static"])
 @pytest.mark.parametrize("name", networks.EVERY)
 def test_more_bits_come_closer(name, mode):

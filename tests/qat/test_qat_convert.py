@@ -186,6 +186,7 @@ def test_a_network_on_images_acts_as_its_integers_do_also_when_it_is_loaded(cls:
         assert (actions == expected).all() if not continuous else np.abs(actions - expected).max() <= 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["w4a8", "w2a8e8"])
 def test_convolutions_give_the_codes_of_integers_without_exception(text: str):
     """Summed in float32, 40 of these 960,000 numbers and more end on another code."""

@@ -44,6 +44,7 @@ def test_the_step_at_which_it_begins_to_act_is_told(algo: str, delay: int, expec
     assert logged.switches == [expected]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("delay", "begun", "expected"),
     [(0.5, 0, 256), (0.25, 0, 128), (None, 0, 256), (0.5, 256, 512), (np.float32(0.5), 0, 256)],

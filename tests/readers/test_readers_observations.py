@@ -16,6 +16,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 import quarl
 
+pytestmark = pytest.mark.slow
+
 ROWS = 2000
 SMALL: dict[str, Any] = {"seed": 0, "device": "cpu"}
 
@@ -141,7 +143,6 @@ def assert_same(agent: quarl.Agent, actions: np.ndarray, expected: np.ndarray) -
         assert np.abs(actions - expected).max() <= 1e-5 * span
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["reference", "litert"])
 @pytest.mark.parametrize("source", ["zip", "live"])
 def test_actions_are_the_library_s_own(case: Case, source: str, engine: str) -> None:

@@ -105,6 +105,7 @@ def test_outputs_and_actions_are_those_of_the_formula_in_float64(agent: str, mor
             np.testing.assert_allclose(mine, actions, rtol=0, atol=1e-5 * (actions.max() - actions.min()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", [*ACTOR_CRITICS, "sac/Pendulum-v0", "td3/Pendulum-v0"])
 def test_the_published_return_lies_in_the_interval_of_a_hundred_episodes(agent: str, more_agents: Path):
     published = json.loads((more_agents / "reference.json").read_text())["sb2"][agent]
