@@ -23,6 +23,8 @@ import require
 from documents import OUTPUTS, PAGES, PYTHON, ROOT, SHELLS, SHOWN, Block, blocks, links, relative, target, written
 from quarl.cli import parse
 
+pytestmark = pytest.mark.slow
+
 AGENTS = require.FOLDERS["agents"]
 TIMEOUT_S = 300
 MAX_LINES = 15
