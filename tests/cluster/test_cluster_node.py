@@ -113,7 +113,7 @@ def test_nothing_of_it_is_left_where_it_ends(asked):
     _, agent, _ = asked
     until(lambda: agent._family.num_alive == 2)
     processes = [child.process for child in agent._family.children]
-    folder, memory = agent._folder, agent._channel._memory.path
+    folder, memory = agent._family.children[0].log.parent, agent._channel._memory.path
     assert memory.exists()
     agent.end()
     assert not any(process.is_alive() for process in processes)
