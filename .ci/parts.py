@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 EVERYTHING = "tests tests/docs"
-CORE = r"src/quarl/(quant|policy|engines|inert|processes)/|tests/(conftest|tiers|needs|waiting)\.py|constraints\.txt"
+CORE = r"src/quarl/(quant|policy|engines|inert|processes)/|tests/(?!test_)\w+\.py|constraints\.txt"
 CORE += r"|pyproject\.toml|Makefile|\.ci/(?!green|budget)"
 MANY = 10
 """Commits after which everything is due again."""
@@ -34,7 +34,7 @@ def touched(name: str) -> list[str]:
         return ["tests/docs", "tests/test_documents.py", "tests/test_repository.py"]
     parts = Path(name).parts
     if name.startswith("tests/"):
-        return [f"tests/{parts[1]}"] if len(parts) > 2 else ["tests"]
+        return [f"tests/{parts[1]}"]
     if not name.startswith("src/quarl/"):
         return ["tests/test_repository.py"]
     package = Path(parts[3]).stem if parts[2] in ("commands", "config") else parts[2]
