@@ -34,7 +34,7 @@ def fits(algo: str, action_space: Any) -> str | None:
         return f"Stable-Baselines3 counts actions from 0, this space from {action_space.start}: wrap the environment"
     try:
         actions = from_live(action_space, "the action space")
-        if len(getattr(action_space, "shape", None) or ()) > 1:
+        if isinstance(actions, Box) and actions.low.ndim > 1:
             return "actions of several axes are played, not trained: wrap the environment so that they are one row"
         if layout.values and not isinstance(actions, Discrete):
             return f"{algo} needs a discrete action space{'' if isinstance(actions, Box) else ', of one number'}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 from quarl.errors import QuarlError, detail
 from quarl.inert.budget import reading
@@ -41,7 +40,7 @@ def read(
     return policy
 
 
-def _read(path: Path, algo: str, *told: Any) -> Policy | QuantizedPolicy:
+def _read(path: Path, algo: str, normalize: str | Path | None, frame_stack: int | None) -> Policy | QuantizedPolicy:
     try:
         path = find.in_folder(path) if path.is_dir() else path
         start = first_bytes(path) if path.is_file() else b""
@@ -51,7 +50,7 @@ def _read(path: Path, algo: str, *told: Any) -> Policy | QuantizedPolicy:
         read_bytes(path)  # says what is wrong with it
     # Safetensors begin with the length of a JSON header, whose bytes can be the first ones of a zip or a pickle too.
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < MAX_HEADER:
-        if told[0] is not None:
+        if normalize is not None:
             raise QuarlError(f"{path} is a policy that QuaRL saved, with its statistics inside: drop --normalize")
         return artifact.read(path)
     kind = weights_only.recognise(path)
@@ -59,9 +58,9 @@ def _read(path: Path, algo: str, *told: Any) -> Policy | QuantizedPolicy:
         raise QuarlError(f"{path} {_of_pytorch(path)}")
     # Both libraries' zips have `data`; only the older one lists its parameters.
     if start.startswith(b"PK") and "parameter_list" not in member_names(path):
-        return sb3.read_zip(path, algo.lower(), *told)
+        return sb3.read_zip(path, algo.lower(), normalize, frame_stack)
     if start.startswith((b"PK", b"\x80")) or path.suffix == ".pkl":
-        return sb2.read_sb2(path, algo, *told)
+        return sb2.read_sb2(path, algo, normalize, frame_stack)
     weights = f"; quarl inspect {path.name} may show its weights" if kind else ""
     raise QuarlError(f"{path} is not {KINDS}{weights or '; check the path'}")
 
