@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import Positional
 
-from quarl.config.base import Config, EnvId, Output, at_least_one, check_margin
+from quarl.config.base import Config, EnvId, Flag, Output, at_least_one, check_margin
 from quarl.config.groups import QUANTISATION, shown
 from quarl.config.model import ModelConfig
 from quarl.errors import QuarlError
@@ -78,7 +78,7 @@ class VerifyConfig(Config):
     """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
     seed: int = 0
     """Seed of the episodes."""
-    edited: bool = False
+    edited: Flag = False
     """Compile and run the file as it is, whoever wrote or edited it: give it only to code that you trust."""
 
     def check(self) -> None:
