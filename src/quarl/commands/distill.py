@@ -102,9 +102,9 @@ def run(config: DistillConfig) -> None:
     if is_quantized(policy):
         raise QuarlError(f"{config.model[0]} is quantised already ({policy.spec.precision}); give the float policy")
     given = None if config.observations is None else model.observations(config.observations, policy)
+    validation = Validation(policy, replace(config, margin=config.loss_pct) if config.auto else config, given)
     if given is None:
         make_for(policy).close()  # refused before the folder is made
-    validation = Validation(policy, replace(config, margin=config.loss_pct) if config.auto else config, given)
     looks: dict[QuantSpec, list[Snapshot]] = {}
     tried: list[AssignmentRow] = []
     said, replaced = list[str](), list[str]()
