@@ -21,15 +21,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11", "3.12", "3.13")
 COMMANDS = ("--version", "doctor", "demo -o demo")
-LEFT = ("CartPole-v1.quarl", "rows.json", "rows.csv", "report.html", "fp32.safetensors", "int8.safetensors")
+LEFT = ("CartPole-v1.quarl", "rows.json", "rows.csv", "report.html", "fp32.safetensors", "int8-default.safetensors")
 """What the demo leaves in its folder, among others."""
 LIGHT = (
     "doctor",
     "demo -o light-demo",
     "eval demo/CartPole-v1.quarl --episodes 10",
     "inspect demo/CartPole-v1.quarl -o look",
-    "export demo/int8.safetensors --to tflite -o tflite",
-    "export demo/int8.safetensors --to c -o c",
+    "export demo/int8-default.safetensors --to tflite -o tflite",
+    "export demo/int8-default.safetensors --to c -o c",
     "verify tflite",
 )
 """What a plain install does with what the demo has left."""

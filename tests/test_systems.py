@@ -59,14 +59,16 @@ def test_windows_has_all_but_actorq_and_studies_which_say_so_in_one_line(tmp_pat
         "win32",
         "demo -o out",
         "train --algo dqn --env CartPole-v1 -n 600 --params learning_starts:100 -f logs",
-        "eval out/int8.safetensors --episodes 3",
+        "eval out/int8-default.safetensors --episodes 3",
         "inspect out/CartPole-v1.quarl --bits 8 -o weights",
         ACTORQ,
         "study run smoke -o study",
         folder=tmp_path,
     )
     assert "exit codes [0, 0, 0, 0, 2, 2]" in done.stdout, done.stderr
-    assert {"rows.json", "report.html", "int8.safetensors"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"rows.json", "report.html", "int8-default.safetensors"} <= {
+        path.name for path in (tmp_path / "out").iterdir()
+    }
     *_, actorq, study = done.stderr.strip().splitlines()
     assert actorq.startswith(NEEDS_LINUX)
     assert study.startswith("quarl: studies and sweeps fork their processes, which Windows cannot")
