@@ -3,7 +3,7 @@
 The agent is a PPO on CartPole-v1. It was trained, in less than a minute on two cores, and saved by
 
     quarl train --algo ppo --env CartPole-v1 -n 50000 --eval-freq 0 \
-        --params policy_kwargs:"dict(net_arch=dict(pi=[256,256],vf=[64,64]))"
+        --params policy_kwargs:"dict(net_arch=dict(pi=(256,256),vf=(64,64)))"
     python -c "import quarl; quarl.load('logs/ppo/CartPole-v1_1').save('CartPole-v1.quarl')"
 """
 
@@ -22,7 +22,7 @@ from quarl.files import staged, write_bytes
 AGENT = Path(__file__).with_name("CartPole-v1.quarl")
 TRAINED = (
     "quarl train --algo ppo --env CartPole-v1 -n 50000 --eval-freq 0 --params "
-    'policy_kwargs:"dict(net_arch=dict(pi=[256,256],vf=[64,64]))"'
+    'policy_kwargs:"dict(net_arch=dict(pi=(256,256),vf=(64,64)))"'
 )
 """The command that trained it."""
 BITS = ("fp32", "fp16", "8", "4", "3", "2")
