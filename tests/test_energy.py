@@ -23,6 +23,8 @@ from quarl.runs.outcome import TrainRow
 from refusals import refused
 from waiting import PATIENCE_S, until
 
+pytestmark = pytest.mark.slow  # codecarbon asks for GPUs by programs
+
 TINY = "train --algo a2c -n 64 --eval-freq 0 --eval-episodes 2"
 
 require.package("codecarbon")
@@ -61,7 +63,6 @@ def tables(folder, **countries):
 # how much
 
 
-@pytest.mark.slow
 def test_living_and_killed_children_count():
     before = energy.cpu_seconds()
     child = multiprocessing.get_context("spawn").Process(target=burn, args=(2 * PATIENCE_S,))
@@ -94,7 +95,6 @@ def counter(folder, microjoules, most=1_000_000_000):
     (package / "energy_uj").write_text(f"{microjoules}\n")
 
 
-@pytest.mark.slow
 def test_counters_are_read_and_may_come_around(tmp_path):
     folder = tmp_path / "counters" / "powercap"
     counter(folder, 900_000_000)
@@ -110,7 +110,6 @@ def test_counters_are_read_and_may_come_around(tmp_path):
         source.close()
 
 
-@pytest.mark.slow
 def test_without_counters_there_is_no_such_source(tmp_path):
     (tmp_path / "powercap").mkdir()
     assert Counters.find(tmp_path / "powercap") is None
@@ -181,7 +180,6 @@ def test_what_is_not_asked_for_is_not_measured():
 # said
 
 
-@pytest.mark.slow
 def test_a_training_says_what_it_cost_and_how_that_was_found(tmp_path, capsys, no_network):
     words = [*TINY.split(), "--energy", "--energy-watts", "12.5", "--energy-country", "FRA", "--json", "row.json"]
     assert main(words) == 0
@@ -198,7 +196,6 @@ def test_a_training_says_what_it_cost_and_how_that_was_found(tmp_path, capsys, n
     assert main([*TINY.split(), "--resume", "-n", "128"]) == 0  # its energy was that session's business
 
 
-@pytest.mark.slow
 def test_a_window_of_actorq_counts_all_its_processes():
     params = ("learning_starts:200", "buffer_size:5000")
     chosen = {"env": "CartPole-v1", "actors": 1, "net_arch": "64,64", "batch_size": 32, "params": params}
