@@ -30,8 +30,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.nodeid.removeprefix("tests/") in tiers.SMOKE:
+        name = item.nodeid.removeprefix("tests/")
+        if name in tiers.SMOKE:
             item.add_marker(pytest.mark.smoke)
+        elif tiers.is_left_out(name):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -31,13 +31,22 @@ def test_guard_fails_a_test_that_trains_for_long():
         optimizer.step()
 
 
-def test_smoke_list_names_slow_tests_that_exist():
+def test_lists_name_tests_that_exist():
     assert 0 < len(set(tiers.SMOKE)) == len(tiers.SMOKE) <= tiers.MAX_SMOKE
-    for name in tiers.SMOKE:
+    for name in (*tiers.SMOKE, *tiers.SAMPLED):
         file, _, test = name.partition("[")[0].partition("::")
         before, found, _ = (ROOT / "tests" / file).read_text().partition(f"\ndef {test}(")
         assert found, name
-        assert "pytest.mark.slow" in before.rpartition("\n\n\n")[2] or "\npytestmark = pytest.mark.slow" in before, name
+        assert (
+            name in tiers.SAMPLED
+            or "pytest.mark.slow" in before.rpartition("\n\n\n")[2]
+            or "\npytestmark = pytest.mark.slow" in before
+        ), name
+
+
+def test_a_quarter_of_a_sampled_test_is_drawn():
+    left_out = [tiers.is_left_out(f"{tiers.SAMPLED[0]}[{case}]") for case in range(400)]
+    assert 260 < sum(left_out) < 340  # binomial, 300 of 400, 4.6 standard deviations
 
 
 @pytest.mark.parametrize(

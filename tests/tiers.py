@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing.util
 import os
 import sys
+import zlib
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
@@ -28,12 +29,30 @@ SMOKE = (
 )
 """Slow tests that the default tier runs all the same: one for each thing that only a process or a training shows."""
 MAX_SMOKE = 14
+SAMPLED = (
+    "distillation/test_distillation_student.py::test_a_student_begins_as_the_calibrated_policy_and_computes_what_its_kernels_do",
+    "engines/test_engines_litert.py::test_every_operator_is_the_references",
+    "engines/test_engines_litert.py::test_static_networks_are_the_references_bit_for_bit",
+    "engines/test_engines_litert.py::test_xnnpack_takes_every_operator",
+    "engines/test_engines_litert_micro.py::test_files_act_there_or_say_that_they_cannot",
+    "engines/test_engines_onnx.py::test_a_file_is_of_the_lowest_version_that_its_operators_need",
+    "export/test_qdq.py::test_every_operator_acts_as_in_the_reference",
+    "policy/test_policy_artifact.py::test_a_quantized_policy_comes_back_whole",
+    "test_calibration.py::test_static_rows_that_hardly_read_anything_keep_their_bias_and_cost_others_no_bits",
+)
+"""Tests over products of networks, schemes and widths. The default tier runs every SHARE-th case, drawn by its name."""
+SHARE = 4
 MAX_OPTIMIZER_STEPS = 250
 """A step of the small networks of tests takes 1 to 2 ms, with what Stable-Baselines3 does around it."""
 STARTS = ("os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen")
 """Audit events of a new process."""
 PROBES = ("uname", "ldconfig", "gcc", "ld", "lsb_release")
 """Programs that packages ask about the machine while they are imported, whichever test imports them first."""
+
+
+def is_left_out(name: str) -> bool:
+    """Return whether the default tier leaves out that case of a sampled test."""
+    return name.partition("[")[0] in SAMPLED and zlib.crc32(name.encode()) % SHARE > 0
 
 
 class Guard:
