@@ -21,6 +21,7 @@ SMOKE = (
     "test_cli.py::test_two_ptq_runs_into_one_folder_end_well_and_leave_the_whole_result_of_the_last",
     "runs/test_runs_resume.py::test_a_resumed_run_reaches_the_end_of_the_first_one_s_options",
     "qat/test_qat_convert.py::test_integers_act_as_the_model_does[ppo]",
+    "test_api.py::test_the_guides_python_runs_and_prints_what_its_comments_say",
     "test_distill.py::test_fresh_episodes_are_played_until_a_verdict",
     "actorq/test_actorq_faults.py::test_a_run_replaces_a_killed_actor_and_resumes",
     "experiments/test_study_run.py::test_a_cell_whose_process_dies_costs_only_itself",
@@ -31,6 +32,7 @@ SMOKE = (
 MAX_SMOKE = 14
 SAMPLED = (
     "distillation/test_distillation_student.py::test_a_student_begins_as_the_calibrated_policy_and_computes_what_its_kernels_do",
+    "envs/test_envs_dm_control.py::test_observations_rewards_and_ends_are_those_of_shimmy_bit_for_bit",
     "engines/test_engines_litert.py::test_every_operator_is_the_references",
     "engines/test_engines_litert.py::test_static_networks_are_the_references_bit_for_bit",
     "engines/test_engines_litert.py::test_xnnpack_takes_every_operator",
@@ -38,9 +40,11 @@ SAMPLED = (
     "engines/test_engines_onnx.py::test_a_file_is_of_the_lowest_version_that_its_operators_need",
     "export/test_qdq.py::test_every_operator_acts_as_in_the_reference",
     "policy/test_policy_artifact.py::test_a_quantized_policy_comes_back_whole",
+    "qat/test_qat_saved.py::test_reading_a_saved_model_gives_what_it_acts_with",
+    "readers/test_readers_sb2.py::test_a_missing_or_misshapen_variable_is_refused",
     "test_calibration.py::test_static_rows_that_hardly_read_anything_keep_their_bias_and_cost_others_no_bits",
 )
-"""Tests over products of networks, schemes and widths. The default tier runs every SHARE-th case, drawn by its name."""
+"""Tests over many like cases, most of them products of networks, schemes and widths. The default tier runs every SHARE-th case, drawn by its name."""
 SHARE = 4
 MAX_OPTIMIZER_STEPS = 250
 """A step of the small networks of tests takes 1 to 2 ms, with what Stable-Baselines3 does around it."""
