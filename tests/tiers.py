@@ -44,7 +44,8 @@ SAMPLED = (
     "readers/test_readers_sb2.py::test_a_missing_or_misshapen_variable_is_refused",
     "test_calibration.py::test_static_rows_that_hardly_read_anything_keep_their_bias_and_cost_others_no_bits",
 )
-"""Tests over many like cases, most of them products of networks, schemes and widths. The default tier runs every SHARE-th case, drawn by its name."""
+"""Tests over many like cases, such as networks x schemes x widths. The default tier runs every SHARE-th case, drawn by
+its name."""
 SHARE = 4
 MAX_OPTIMIZER_STEPS = 250
 """A step of the small networks of tests takes 1 to 2 ms, with what Stable-Baselines3 does around it."""
