@@ -107,3 +107,16 @@ def test_results_that_cannot_be_moved_are_kept_and_named(tmp_path):
         fill(folder)
     assert str(refused.value).endswith(str(folder))
     assert (folder / "one").read_text() == "hours of work"
+
+
+def test_locked_neither_waits_for_a_pipe_nor_takes_a_folder(tmp_path):
+    os.mkfifo(tmp_path / "quarl.lock")
+    with (
+        files.locked(tmp_path),
+        pytest.raises(QuarlError, match="another quarl run is at work in"),
+        files.locked(tmp_path),
+    ):
+        pass
+    (tmp_path / "other" / "quarl.lock").mkdir(parents=True)
+    with pytest.raises(QuarlError, match="Is a directory; choose a folder"), files.locked(tmp_path / "other"):
+        pass

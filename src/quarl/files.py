@@ -49,10 +49,18 @@ def make_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """The folder, made where it is missing, with no second run in it; the system takes the lock from whoever is
-    killed."""
+    """Keep a second run out of the folder, which is made if it is missing. The lock ends with its process.
+
+    Raises:
+        QuarlError: Another run holds the lock, or its file cannot be written.
+    """
     make_folder(folder)
-    with (folder / "quarl.lock").open("a") as file:
+    path = folder / "quarl.lock"
+    try:
+        file = path.open("ab+", buffering=0)  # opening a FIFO for writing alone would wait for its reader
+    except OSError as error:
+        raise QuarlError(f"cannot write to {path}: {error.strerror}; {advice(error)}") from None
+    with file:
         if not hold(file.fileno()):
             raise QuarlError(f"another quarl run is at work in {folder}: wait for it, or choose another folder with -o")
         yield
