@@ -18,7 +18,8 @@ from quarl.quant.spec import SCHEMES, QuantSpec, integer_range
     [
         ("8", 8, 8, "int8"),
         ("int4", 4, 8, "int4"),
-        (2, 2, 8, "int2"),
+        (2, 2, 8, "int2e8"),
+        ("4", 4, 8, "int4e8"),
         ("w4a8", 4, 8, "int4"),
         ("w8a6", 8, 6, "w8a6"),
         ("w8", 8, None, "w8"),

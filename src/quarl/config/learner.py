@@ -183,7 +183,9 @@ def completed(config: L, saved: Mapping[str, Any], where: Path) -> L:
         values[name] = tuple(value) if isinstance(field.default, tuple) and isinstance(value, list) else value
         there = values[name]
         if name == "qat" and given:  # 8 and w8a8 are the same
-            here, there = (QatSpec.parse(str(words)).precision if words else "fp32" for words in (here, there))
+            here, there = (
+                QatSpec.parse(str(words), edges="same").precision if words else "fp32" for words in (here, there)
+            )
         if given and here != there:
             raise QuarlError(f"--{name.replace('_', '-')} is {here} here and {there} in {where}; resume without it")
         if name == "env" and here != there and ":" in str(there):  # a module's: to make it is to import it

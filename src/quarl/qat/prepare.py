@@ -32,7 +32,7 @@ COPIED = {
 """Attributes in which models list the buffers that go to target networks, and the networks they are of."""
 
 
-def prepare(model: BaseAlgorithm, spec: QatSpec | str) -> None:
+def prepare(model: BaseAlgorithm, spec: QatSpec | str | int) -> None:
     """Makes the policy of a PPO, A2C, DQN, DDPG, TD3, SAC or D4PG model carry quantisation-aware training, in place.
 
     Weights, optimisers and random numbers stay as they are. Pass `QuantDelay` as a callback to `learn`: until it
@@ -40,11 +40,11 @@ def prepare(model: BaseAlgorithm, spec: QatSpec | str) -> None:
 
     Raises UnsupportedError naming a layer that cannot be quantised; the model is as it was then.
 
-    spec: a precision, as in "w4a8", or a QatSpec.
+    spec: a precision, as in "w4a8" or 4 (the first and the last layers keep 8), or a QatSpec.
 
     >>> qat.prepare(stable_baselines3.PPO("MlpPolicy", "CartPole-v1"), "w4a8")
     """
-    spec = QatSpec.parse(spec) if isinstance(spec, str) else spec
+    spec = spec if isinstance(spec, QatSpec) else QatSpec.parse(spec)
     policy: Any = model.policy
     if isinstance(policy, QatPolicy):
         raise QuarlError(f"the model is prepared already, for {policy.spec.precision}; load or build it anew")

@@ -1,6 +1,7 @@
 """What to quantise and how, after training or in it: precisions and schemes, parsed without importing numpy.
 
-int8, w8a8 and 8 are one precision: weights and activations of 8 bits. w8 leaves activations in float32. Precisions are
+int8, w8a8 and 8 are one precision: weights and activations of 8 bits. w8 leaves activations in float32. Below 8 bits a
+bare width keeps the first and the last layers at 8: 4 is int4e8, and int4 has 4 bits in all layers. Precisions are
 compared by what a QuantSpec calls them, int8; trainings for one are shown as w8a8: a study has a column for each.
 """
 
@@ -18,6 +19,8 @@ Mode = Literal["dynamic", "static"]
 FLOAT_BITS = {"fp32": 32, "fp16": 16, "bf16": 16}
 SMALLEST, LARGEST = 2, 16
 """Bits that are trained for."""
+EDGES = 8
+"""Least bits of the first and the last layers' weights if the user types a bare width, as in --bits 4."""
 MIXED = "mixed"
 """Every precision whose layers have bits of their own is called so, which does not say which: it cannot be parsed."""
 
@@ -112,18 +115,26 @@ class QuantSpec:
 
     @classmethod
     def parse(
-        cls, text: str | int, *, scheme: str = "default", mode: Mode = "dynamic", edges: str | int = "same"
+        cls, text: str | int, *, scheme: str = "default", mode: Mode = "dynamic", edges: str | int | None = None
     ) -> QuantSpec:
-        """The spec that `text` names: fp32, fp16, bf16, 8 or int8, w4a8, w8 (float activations), int4e8 (edges of 8).
+        """Return the spec that a name or a bare width stands for.
 
-        edges: bits at least of first and last layers where `text` says none and the scheme is not UNIFORM, or "same".
+        Args:
+            text: fp32, fp16, bf16, int8, w4a8, w8 (float activations), int4e8 (edges of 8), or a width, as in 4.
+            scheme: Name in SCHEMES; those in UNIFORM ignore `edges`.
+            mode: dynamic or static.
+            edges: Least bits of the first and the last layers unless `text` names them, or "same" for one width.
+                None: EDGES of a bare width, and one width of a name.
 
-        >>> QuantSpec.parse("w4a8", mode="static"), QuantSpec.parse("w4a8e8").precision
+        Raises:
+            QuarlError: An argument is none of these.
+
+        >>> QuantSpec.parse("w4a8", mode="static"), QuantSpec.parse(4).precision
         (QuantSpec(int4 static, scheme default), 'int4e8')
         """
         if scheme not in SCHEMES:
             raise QuarlError(f"unknown scheme {scheme!r}; choose one of {', '.join(SCHEMES)}")
-        chosen, word, least = SCHEMES[scheme], str(text).lower(), edge_bits(edges)
+        chosen, word, least = SCHEMES[scheme], str(text).lower(), _least(text, edges)
         float_type: Any = word if word in FLOAT_BITS else None
         bits = (FLOAT_BITS[word], None, None) if float_type else integer_bits(word, None if chosen.original else 8)
         if bits is None:
@@ -250,18 +261,28 @@ class QatSpec:
         cls,
         text: str | int,
         *,
-        edges: str | int = "same",
+        edges: str | int | None = None,
         output_bits: int | None = None,
         observation_bits: int | None = None,
         mid_tread: bool = False,
         critic: bool = False,
         skip: tuple[str, ...] = (),
     ) -> QatSpec:
-        """The spec that `text` names: 8 or int8 (activations of 8 bits), w4a6, w4 (float activations), w4a8e8.
+        """Return the spec that a name or a bare width stands for.
 
-        edges: as of QuantSpec.parse. mid_tread: weights of 2 and 3 bits have a level at 0.
+        Args:
+            text: int8, w4a6, w4 (float activations), w4a8e8, or a width, as in 4.
+            edges: As in `QuantSpec.parse`.
+            output_bits: As the field.
+            observation_bits: As the field.
+            mid_tread: Whether weights of 2 and 3 bits have a level at 0.
+            critic: As the field.
+            skip: As the field.
 
-        >>> QatSpec.parse("w4a8").precision, QatSpec.parse(3, edges=8).precision
+        Raises:
+            QuarlError: The text names no width that can be trained for.
+
+        >>> QatSpec.parse("w4a8").precision, QatSpec.parse(3).precision
         ('w4a8', 'w3a8e8')
         """
         bits = integer_bits(text)
@@ -271,7 +292,7 @@ class QatSpec:
         return cls(
             weight_bits=weights,
             activation_bits=activations,
-            edge_bits=_edges(weights, apart, edge_bits(edges)),
+            edge_bits=_edges(weights, apart, _least(text, edges)),
             mid_rise_bits=0 if mid_tread else SCHEMES["default"].mid_rise_bits,
             output_bits=output_bits,
             observation_bits=observation_bits,
@@ -355,6 +376,13 @@ def edge_bits(said: str | int) -> int | None:
     if not (text.isascii() and text.isdecimal() and 2 <= int(text) <= 16):
         raise QuarlError(f"--edge-bits is {text[:60]!r}; use 2..16, or same for one width in all layers")
     return int(text)
+
+
+def _least(text: str | int, edges: str | int | None) -> int | None:
+    """Return the least bits of edges that the text leaves open; None: as of other layers."""
+    if edges is None:
+        return EDGES if str(text).isdecimal() else None
+    return edge_bits(edges)
 
 
 def _widths(spec: QuantSpec | QatSpec) -> str:
