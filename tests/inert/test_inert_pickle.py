@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quarl.errors import QuarlError
+from quarl.inert.budget import reading
 from quarl.inert.npz import read_npy, read_npz
 from quarl.inert.pickle import Inert, dtype_of, read_pickle
 
@@ -169,7 +170,7 @@ def test_dtypes_are_understood_where_they_are_numbers():
     assert dtype_of(read_pickle(pickle.dumps(np.dtype(">i8")), "f")) == np.dtype(">i8")
     assert dtype_of(read_pickle(pickle.dumps(np.float32), "f")) == np.float32
     assert dtype_of(read_pickle(pickle.dumps(np.dtype("U4")), "f")) is None
-    assert dtype_of(3) is None
+    assert dtype_of(3) is dtype_of(Inert("m", "N")) is None
 
 
 @pytest.mark.parametrize(
@@ -188,6 +189,15 @@ def test_dtypes_are_understood_where_they_are_numbers():
         (b"\x8b\x00\x04\x00\x00" + b"\x7f" * 1024 + b".", "4096 bits"),
         (b"K\x01K\x02a.", "no list"),
         (b"K\x01)R.", "no name"),
+        (b"K\x01\x86.", "no operand"),
+        (b"](K\x01K\x02u.", "no dict"),
+        (b"](K\x01\x90.", "no set"),
+        (b"cbuiltins\nset\nK\x01\x85R.", "made of no list"),
+        (b"ccollections\nOrderedDict\n]K\x01a\x85R.", "no pair"),
+        (pickle.dumps(np.arange(4.0), 2).replace(b"K\x04\x85", b"K\x05\x85"), "shape does not match its bytes"),
+        (pickle.dumps(np.arange(4.0), 2).replace(b"K\x04\x85", b"K\x04"), "impossible shape"),
+        (pickle.dumps(np.arange(4.0), 2).replace(b"K\x04\x85", b"J" + b"\xff" * 4 + b"\x85"), "impossible shape"),
+        (pickle.dumps(np.arange(4.0), 4).replace(b"C\x20" + np.arange(4.0).tobytes(), b"N"), "contents are no bytes"),
         (b"]N}b.", "plain value"),
         (b"c" + b"a" * 300 + b"\nb\n.", "255 characters"),
         (b"N0" * 150_000 + b".", "200,000 values"),
@@ -197,9 +207,20 @@ def test_a_malformed_pickle_is_refused_with_its_cause(data: bytes, cause: str):
     assert cause in refusal(data)
 
 
-def test_an_array_must_have_as_many_numbers_as_it_claims():
-    good = pickle.dumps(np.arange(4.0), 2)
-    assert "shape" in refusal(good.replace(b"K\x04\x85", b"K\x05\x85"))
+@pytest.mark.parametrize(
+    ("data", "value"),
+    [
+        (pickle.dumps({1, 2}, 2), {1, 2}),  # calls builtins.set
+        (pickle.dumps({1, 2}, 4), {1, 2}),
+        (b"ccollections\nOrderedDict\n]]X\x01\x00\x00\x00aaK\x01aa\x85R.", {"a": 1}),
+        (b"(K\x01im\nN\n.", ("m.N", (1,), [])),  # INST
+        (b"(cm\nN\nK\x01o.", ("m.N", (1,), [])),  # OBJ
+        (b"cm\nN\n)\x81(K\x01K\x02\x90.", ("m.N", (), [1, 2])),  # ADDITEMS
+    ],
+)
+def test_rare_opcodes_give_plain_containers_and_inert_objects(data: bytes, value: Any):
+    found = read_pickle(data, "f")
+    assert ((found.path, found.args, found.items) if isinstance(found, Inert) else found) == value
 
 
 def test_every_truncation_is_refused():
@@ -259,6 +280,19 @@ def test_npy_headers_are_not_evaluated(tmp_path: Path):
     for old, new in ((b"False", b"exit("), (b"(2,)", b"(3,)"), (b"(2,)", b"2*1,")):
         with pytest.raises(QuarlError):
             read_npy(data.replace(old, new), "f")
+    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (0, 999999999999999, 999999999999999), }"
+    for data, said in (
+        (b"", "is not an .npy array"),
+        (b"\x93NUMPY\x01\x00\xff\xff", "claims a header of 65,535 bytes"),
+        (b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header, "claims an impossible shape"),
+    ):
+        with pytest.raises(QuarlError, match=f"^f {said}; the file is damaged$"):
+            read_npy(data, "f")
+
+
+def test_an_unexpected_error_while_reading_names_the_file():
+    with pytest.raises(QuarlError, match=r"^a\.zip is damaged \(.*no 'w'.*\); fetch it again$"), reading("a.zip"):
+        raise LookupError("no 'w'")
 
 
 def test_inert_objects_print_on_one_short_line():

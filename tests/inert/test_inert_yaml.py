@@ -43,6 +43,8 @@ def test_the_name_of_a_class_is_text(tmp_path):
         ("a: !!python/name:os.system [x]", "os.system"),
         ("a: !!python/name:os.system {x: y}", "os.system"),
         ("a: !!python/name:os.system x", "os.system"),
+        ("a: !!python/tuple x", "tuple without a list"),
+        (f"a: {2**64}", "more than 64 bits"),
         (
             "a: &a {" + ", ".join(f"k{n}: 0" for n in range(900)) + "}\n"
             "b: {<<: *a, " + ", ".join(f"l{n}: 0" for n in range(200)) + "}",
