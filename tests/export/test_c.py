@@ -10,6 +10,8 @@ import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,7 +23,8 @@ from quarl.calibration import quantize
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.export import c, golden, runtimes
 from quarl.export.c import boards
-from quarl.policy.graph import ActionHead, QuantizedPolicy
+from quarl.export.c.lowering import Lowering
+from quarl.policy.graph import ActionHead, ActivationGrid, QuantizedPolicy
 from quarl.quant.spec import QuantSpec
 
 MISSING = [name for name in networks.EVERY if "pool" in name or name == "softmax"]
@@ -30,15 +33,16 @@ FUNCTIONS = ("elu", "sigmoid", "clip", "one-sided", "selu", "silu", "gelu", "gel
 KINDS = [name for name in networks.EVERY if name not in (*MISSING, *FUNCTIONS)]
 WEIGHTS = ("odd", "convolutional", "padded", "sliced", "residual")
 """Networks whose weights lie in all the ways that nibbles do."""
+WIDE = ActivationGrid(scale=0.1, zero_point=0, bits=16)
 SOUND = "-std=c99 -U__GNUC__ -O1 -g -Wall -Wextra -Werror -pedantic"
 SOUND += " -fsanitize=undefined,address -fno-sanitize-recover=all"
 """With what stands in for functions that only gcc and clang have."""
 
 
-def static(name: str, precision: str = "int8") -> tuple[QuantizedPolicy, np.ndarray]:
+def static(name: str, precision: str = "int8", count: int = 300) -> tuple[QuantizedPolicy, np.ndarray]:
     """A network of tests/networks.py on static grids, and observations."""
     policy = networks.EVERY[name]()
-    x = networks.observations(policy, 100 if policy.observation_dtype == "uint8" else 300)
+    x = networks.observations(policy, min(count, 100) if policy.observation_dtype == "uint8" else count)
     return quantize(policy, QuantSpec.parse(precision, mode="static"), x), x
 
 
@@ -63,9 +67,40 @@ def test_dynamic_integers_and_floats_are_refused():
             c.write(quantized, "{}", golden.record(quantized, x))
 
 
-def test_what_is_read_back_is_the_program_that_was_written():
-    text = written("dueling", "int4")["policy.c"]
-    assert c.check(text).source() == text
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        ("tanh-normalized", "sum sum scale clip scale quantize_shift dense look_up dense look_up last clip"),
+        ("squashed", "scale quantize_shift dense last squash"),
+        ("padded", "quantize_bytes convolve convolve dense last argmax"),
+        ("dueling", "scale quantize_shift dense last dense layer_norm clip quantize last sum sum sum argmax"),
+        ("residual", "scale quantize_shift dense look_up dense dense dequantize dequantize sum quantize last clip"),
+        ("sliced", "quantize convolve dense sum sum scale clip dequantize clip clip clip quantize dense last argmax"),
+    ],
+)
+def test_networks_become_calls_within_their_arrays_that_are_read_back(name, kernels):
+    policy, _ = static(name, "int4", 8)
+    text = Lowering(policy).program("{}").source()
+    program = c.check(text)
+    assert program.source() == text
+    assert [call.kernel for call in (*program.network, *program.head)] == kernels.split()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "grid", "said"),
+    [
+        ("relu", "net.0", WIDE, "no kernel for the 16-bit values of layer 'net.0'"),
+        ("leaky_relu", "net.0.leaky_relu", WIDE, "no kernel for leaky_relu .* more than 8 bits"),
+        ("padded", "scaled", replace(WIDE, scale=0.001), "no kernel for codes of 'scaled' beyond 8 bits"),
+        ("relu", "observation.equalized", replace(WIDE, zero_point=9), "codes of 'obs.*' further than 16 bits"),
+        ("relu", "net.0", None, "value 'net.0' has no grid"),
+    ],
+)
+def test_grids_that_c_has_no_kernel_for_are_named(name, value, grid, said):
+    policy, _ = static(name, count=8)
+    grids = {**policy.grids, value: grid} if grid else {k: v for k, v in policy.grids.items() if k != value}
+    with pytest.raises(QuarlError, match=said):
+        Lowering(replace(policy, grids=grids)).program("")
 
 
 @pytest.mark.parametrize(
@@ -126,12 +161,22 @@ def test_text_is_taken_apart_in_time_that_grows_with_its_length(begin, repeated)
     assert cost(16_000) < 32 * 8 * few  # in proportion: at most 32 times; by pairs: 1,024 times
 
 
-@pytest.mark.slow
-def test_observations_of_another_width_are_refused_before_they_are_handed_over(tmp_path):
-    policy, x = static("relu")
-    loaded = compiled(policy, x, tmp_path)
-    with pytest.raises(QuarlError, match=rf"policy\.c reads {x.shape[1]} numbers, an observation has 9"):
-        loaded.run(np.zeros((2, 9), np.float32))
+def test_a_program_that_ended_and_another_width_are_one_line(monkeypatch):
+    policy, x = static("squashed", count=1)
+    ended = SimpleNamespace(poll=lambda: 0)
+    program = boards.Compiled("c", "", Lowering(policy).program(""), Path(), ended, (0, 0), policy.head)
+    monkeypatch.setattr(boards, "select", SimpleNamespace(select=lambda *pipes: ([], [], [])))  # without waiting
+    for rows, said in ((x, "ended"), (np.zeros((2, 9), np.float32), "reads 4 numbers, an observation has 9")):
+        with pytest.raises(QuarlError, match=rf"^policy\.c {said}"):
+            program.run(rows)
+
+
+def test_a_failing_compiler_is_one_line(monkeypatch):
+    failed = subprocess.CompletedProcess((), 1, "", "policy.c:3: error\nmore")
+    monkeypatch.setattr(subprocess, "run", Mock(side_effect=[failed, subprocess.TimeoutExpired((), 9)]))
+    for said in ("does not take policy.c: policy.c:3: error", "took more than 600 s"):
+        with pytest.raises(QuarlError, match=f"^gcc {said}$"):
+            boards._ran("gcc -c", Path())
 
 
 def compiled(policy: QuantizedPolicy, x: np.ndarray, folder: Path, runtime: str = "c") -> boards.Compiled:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ from quarl.calibration import quantize
 from quarl.engines import litert, onnx
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.export import runtimes
+from quarl.processes.inside import Result
 from quarl.quant.spec import QuantSpec
 
 WRITERS = {".tflite": litert.write, ".onnx": onnx.write}
@@ -148,29 +151,52 @@ def crash(about, link):
 def hang(about, link):
     """Load, and then never answer."""
     link.send(("f32-rne", "1"))
-    signal.pause()
+    while True:
+        link.recv()
 
 
-@pytest.mark.slow
-def test_an_untrusted_file_runs_in_a_process_of_its_own(tmp_path):
+class InThread:
+    """A child process's work in a thread of this one."""
+
+    def __init__(self, name, work, about, *_, **options):
+        self.link, self.theirs = multiprocessing.Pipe()
+        self.start = threading.Thread(target=self.serve, args=(work, about), daemon=True).start
+        self.hear, self.kill = self.link.recv, self.link.close
+
+    def serve(self, work, about):
+        try:
+            work(about, self.theirs)
+        except QuarlError as error:
+            self.theirs.send(Result(error=str(error), mistake=type(error)))
+        except EOFError:
+            pass
+
+
+CHILDREN = [pytest.param(runtimes.Child, marks=pytest.mark.slow, id="process"), pytest.param(InThread, id="thread")]
+
+
+@pytest.mark.parametrize("child", CHILDREN)
+def test_an_untrusted_file_runs_apart_and_may_hang(tmp_path, monkeypatch, capfd, child):
+    monkeypatch.setattr(runtimes, "Child", child)
     policy, x, path = exported(tmp_path, networks.dense([5, 16, 3]), ".tflite")
     runtime = runtimes.apart("litert", path, policy.spec)
     np.testing.assert_array_equal(runtime.run(x), runtimes.load("litert", path).run(x))
     with pytest.raises(QuarlError, match=r"litert does not run the file|takes observations"):
         runtime.run(np.zeros((1, 7), np.float32))
-
-
-@pytest.mark.slow
-def test_a_file_that_crashes_or_hangs_its_runtime_is_refused_in_a_line(tmp_path, monkeypatch, capfd):
-    _, x, path = exported(tmp_path, networks.dense([5, 16, 3]), ".tflite")
-    monkeypatch.setattr(runtimes, "_serve", crash)
-    with pytest.raises(QuarlError, match=r"^litert does not run policy\.tflite: its process was ended by SIGSEGV$"):
-        runtimes.apart("litert", path)
     monkeypatch.setattr(runtimes, "_serve", hang)
     runtime = runtimes.apart("litert", path)
     monkeypatch.setattr(runtimes, "LIMIT_S", 0.01)
     with pytest.raises(QuarlError, match=r"^litert does not run policy\.tflite: it took more than 0\.01 s$"):
         runtime.run(x[:1])
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+def test_a_file_that_crashes_its_runtime_is_refused_in_a_line(tmp_path, monkeypatch, capfd):
+    _, _, path = exported(tmp_path, networks.dense([5, 16, 3]), ".tflite")
+    monkeypatch.setattr(runtimes, "_serve", crash)
+    with pytest.raises(QuarlError, match=r"^litert does not run policy\.tflite: its process was ended by SIGSEGV$"):
+        runtimes.apart("litert", path)
     assert capfd.readouterr() == ("", "")
 
 

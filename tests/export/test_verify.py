@@ -169,6 +169,11 @@ def test_a_contract_that_was_rewritten_is_not_the_policys(folder, tmp_path):
         rows(tmp_path / "out", names=["litert"], episodes=0)
 
 
+def test_edited_files_are_verified_in_their_folder_alone(folder):
+    with pytest.raises(QuarlError, match=r"^--edited requires the folder of policy\.tflite"):
+        rows(folder / "policy.tflite", edited=True)
+
+
 class Otherwise:
     """A runtime whose sums lose what is small, wherever a layer reads more than eight numbers."""
 
