@@ -10,6 +10,7 @@ from gymnasium.envs.registration import registry
 
 import require
 from quarl.envs import make, resolve
+from quarl.envs.names import of_module
 from quarl.envs.suites import SUITES
 from quarl.errors import QuarlError
 
@@ -92,6 +93,11 @@ def test_a_module_in_an_id_is_never_imported(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(QuarlError, match="unknown environment"):
         make("this:CartPole-v1")
     assert "this" not in sys.modules
+
+
+def test_of_module_names_the_module_of_its_own_environments_alone() -> None:
+    called = [of_module("difficult_environments", env_id) for env_id in ("Line-v0", "CartPole-v1", "Nothing-v0")]
+    assert called == ["difficult_environments:Line-v0", "CartPole-v1", "Nothing-v0"]
 
 
 def test_the_ids_listed_for_a_suite_are_those_its_package_registers() -> None:

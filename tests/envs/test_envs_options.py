@@ -65,6 +65,9 @@ def test_what_is_given_replaces_and_the_rest_stays() -> None:
     assert EnvironmentOptions.of(wrappers=["none"], frame_stack=1).at_home(policy).provenance.wrappers == ()
     assert EnvironmentOptions().at_home(policy) is policy
     assert described(found) == ("CartPole-v1, a=1, b=3, TimeLimit(max_episode_steps=7), VecFrameStack(n_stack=4)")
+    assert options.game("Pong-v4") == "a game of Atari: Pong-v4, b=3, TimeLimit(max_episode_steps=7)"
+    images = linear(PREPROCESSED, env_id="Mine-v0")  # not known, and so not taken for a game
+    assert EnvironmentOptions().at_home(images) is images
 
 
 def test_another_environment_gets_what_is_given_and_nothing_of_the_files_arguments() -> None:
@@ -76,7 +79,7 @@ def test_another_environment_gets_what_is_given_and_nothing_of_the_files_argumen
 
 
 def test_hyper_parameters_are_written_in_rl_zoos_words() -> None:
-    options = EnvironmentOptions.of({"b": 3}, [("TimeLimit", {"max_episode_steps": 7})], 4, 100)
+    options = EnvironmentOptions.of({"b": 3}, [(LIMIT, {"max_episode_steps": 7})], 4, 100)
     assert options.over({"gamma": 0.9, "env_kwargs": "dict(a=1, b=2)", "env_wrapper": SKIP, "frame_stack": 2}) == {
         "gamma": 0.9,
         "env_kwargs": {"a": 1, "b": 3, "max_episode_steps": 100},
@@ -149,6 +152,7 @@ def test_the_limit_is_the_environments() -> None:
     [
         ("CartPole-v1", {"max_episode_steps": -1}, (), "max_episode_steps is '-1', not a whole number from 1"),
         ("CartPole-v1", {"max_episode_steps": 1e3}, (), "max_episode_steps is '1000.0', not a whole"),
+        ("CartPole-v1", {"a": [1.0, float("nan")]}, (), "environment 'CartPole-v1': a is NaN"),
         ("HalfCheetah-v5", {"frame_skip": 2 * 10**9}, (), "frame_skip is 2,000,000,000, more than 1,000"),
         ("ALE/Pong-v5", {"frameskip": [2, 10**9]}, (), "frameskip is 1,000,000,000, more than 1,000"),
         ("CartPole-v1", {}, ((SKIP, {"skip": 10**12}),), "skip is 1,000,000,000,000, more than 1,000"),

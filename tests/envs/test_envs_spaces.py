@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +13,10 @@ from gymnasium import spaces
 from zeros import linear
 
 from quarl.envs import check_spaces, make
+from quarl.envs.wrappers import shown_to
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActionHead, Policy
+from quarl.policy.inputs import Input
 
 
 def box(size: int, limit: float) -> ActionHead:
@@ -36,6 +39,24 @@ def test_bytes_that_are_no_image_are_numbers_to_a_policy() -> None:
     env = gymnasium.Env[Any, Any]()
     env.observation_space, env.action_space = spaces.Box(0, 255, (4,), np.uint8), spaces.Discrete(2)
     check_spaces(linear((4,)), env)
+
+
+def test_a_dict_is_shown_as_one_row_and_a_misfit_names_its_key() -> None:
+    env = gymnasium.Env[Any, Any]()
+    env.observation_space = spaces.Dict({"goal": spaces.Box(-1, 1, (1,)), "mode": spaces.Discrete(3)})
+    env.action_space = spaces.Discrete(2)
+    goal, mode = Input("goal", "Box", (1,)), Input("mode", "Discrete", (), (3,))
+    policy = replace(linear((4,)), inputs=(goal, mode))
+    shown: Any = shown_to(policy, env)
+    check_spaces(policy, shown)
+    assert shown.observation({"mode": 1, "goal": [0.5]}).tolist() == [0.5, 0, 1, 0]
+    for other in (replace(goal, key="aim"), replace(goal, shape=(2,)), replace(mode, values=(2,))):
+        misfit = replace(linear((other.size,)), inputs=(other,))
+        with pytest.raises(QuarlError, match=re.escape(f"observations (with {other}) are not those of Env")):
+            check_spaces(misfit, shown_to(misfit, env))
+    env.action_space = spaces.Text(3)
+    with pytest.raises(QuarlError, match=r"actions \(2 discrete ones from 0\) are not those of Env \(Text"):
+        check_spaces(policy, shown)
 
 
 @pytest.mark.parametrize(
