@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +23,6 @@ from quarl.distillation import rounds
 from quarl.files import locked
 from quarl.policy import artifact
 from quarl.quant.spec import QuantSpec
-from refusals import refused
 
 pytestmark = pytest.mark.slow
 
@@ -53,65 +52,6 @@ def test_a_folder_holds_the_policy_its_row_and_how_it_came_about(agents, tmp_pat
     assert eight["mean"] == eight["mean_calibrated"] == eight["mean_fp32"] == 500
     assert "int8, calibrated: return 500.0, non-inferior" in out.err
     assert "int8: calibration's codes stay; validation asked for no training." in out.out
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--bits", "fp16"], "--bits fp16: distillation is for weights of 2 to 8 bits with integer activations"),
-        (["--bits", "w4"], "--bits w4: distillation is for weights of 2 to 8 bits"),
-        (["--bits", "4", "--edge-bits", "one"], "--edge-bits is 'one'; use 2..16, or same"),
-        (["--updates", "0"], "--updates must be at least 1"),
-        (["--budget", "999"], "--budget is '999'; use a round of 1,000 updates or more, or minutes, as in 10m"),
-        (["--budget", "0m"], "--budget is '0m'; use a round of"),
-        (["--budget", "ten"], "--budget is 'ten'; use a round of"),
-        (["--max-episodes", "90"], "--max-episodes is the most of --episodes auto: add that, or drop it"),
-        (["--episodes", "auto", "--max-episodes", "59"], "--max-episodes 59 cannot show a loss below 5 %"),
-        (["--resume"], "no checkpoint in "),
-        (["--auto", "--observations", "o.npy"], "--observations does not go with --auto, which chooses by return"),
-        (["--auto", "--bits", "2"], "--bits does not go with --auto, which chooses bits by --max-loss"),
-        (["--max-loss", "1%"], "--max-loss is for --auto: add that, or drop it"),
-        (["--observations", "o.npy", "--env", "CartPole-v1"], "--env is about an environment, and with --observations"),
-        (["--observations", "nowhere.npy"], "no file nowhere.npy; check the path"),
-    ],
-)
-def test_what_cannot_be_distilled_is_one_line(agents, tmp_path, capsys, words, said):
-    model = str(agents / "sb3" / "dqn" / "CartPole-v1_1")
-    assert said in refused(capsys, "distill", model, *words, "-o", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.fixture(scope="module")
-def unsound(tmp_path_factory):
-    """Policies, one in int8 and one whose outputs are not finite, and observations that nothing is learned from."""
-    folder, policy = tmp_path_factory.mktemp("unsound"), networks.dense([4, 8, 2])
-    artifact.write(policy, folder / "policy.quarl")
-    quarl.Agent(policy).quantize("int8", observations=networks.observations(policy, 64)).save(folder / "int8.quarl")
-    ops = [replace(op, weight=np.full(op.weight.shape, 3e38, np.float32)) for op in policy.linear]
-    artifact.write(replace(policy, ops=(ops[0], replace(ops[1], inputs=(ops[0].name,)))), folder / "infinite.quarl")
-    arrays = {"shape": np.zeros((40, 3)), "nan": np.full((40, 4), np.nan), "few": np.zeros((9, 4))}
-    for name, array in (arrays | {"words": np.full((40, 4), "a")}).items():
-        np.save(folder / f"{name}.npy", array)
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("policy.quarl --observations shape.npy", "observation is (40, 3), the policy expects (4,)"),
-        ("policy.quarl --observations nan.npy", "the observation holds NaN or infinity"),
-        ("policy.quarl --observations few.npy", "observations of 9 states are too few: give 10 or more"),
-        ("policy.quarl --observations words.npy", "only arrays of numbers are read"),
-        ("policy.quarl", "names no environment: name one with --env ID, or give --observations FILE"),
-        ("infinite.quarl --env CartPole-v1", "NaN or infinity"),
-        ("int8.quarl", "is quantised already (int8); give the float policy"),
-    ],
-)
-def test_a_teacher_and_what_it_observes_are_checked(unsound, tmp_path, monkeypatch, capsys, words, said):
-    monkeypatch.chdir(unsound)
-    assert cli.main(["distill", *words.split(), "-o", str(tmp_path / "out")]) == 2
-    assert said in capsys.readouterr().err.splitlines()[-1]
-    assert words.startswith("infinite") or not (tmp_path / "out").exists()  # which is seen while it plays
 
 
 KILLED = """

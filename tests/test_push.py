@@ -76,26 +76,6 @@ def test_what_is_damaged_is_not_published(folders, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("ptq", "say where to: --repo ORG/NAME publishes"),
-        ("ptq --repo me", "--repo is 'me'; use ORG/NAME"),
-        ("ptq --repo me/x --to y", "say where to"),
-        ("--to y", "DIR is missing"),
-        ("ptq --to y --json z.json", "--json is of rows"),
-        (". --to y", ". is no folder of quarl export or quarl ptq"),
-        ("ptq --rows broken.json --to y", "lack what a card says"),
-        ("ptq --rows torn.json --to y", "torn.json is not JSON"),
-    ],
-)
-def test_what_cannot_be_published_is_one_line(words, said, folders, monkeypatch, capsys):
-    monkeypatch.chdir(folders)
-    (folders / "broken.json").write_text('{"command": "ptq", "rows": [{"precision": "int8"}]}')
-    (folders / "torn.json").write_text("{")
-    assert said in refused(capsys, "push", *words.split())
-
-
 def test_a_hub_that_is_not_reached_is_one_line(folders):
     require.module("huggingface_hub")
     code = (

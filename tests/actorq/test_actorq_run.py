@@ -158,64 +158,6 @@ def test_a_finished_run_is_not_overwritten_by_accident(finished, capsys):
     assert "holds a run" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--algo", "ppo"], "ppo learns on-policy"),
-        (["--algo", "cmaes"], "known: dqn, ddpg, td3, sac, d4pg"),
-        (["--actor-update-interval", "0"], "--actor-update-interval must be at least 1"),
-        (["--publish-interval", "0"], "--publish-interval must be at least 1"),
-        (["--actor-precision", "int9"], "actors cannot compute in int9"),
-        (["--actor-precision", "w8a6"], "actors cannot compute in w8a6"),
-        (["--actor-precision", "eight"], "unknown precision"),
-        (["--engine", "torch"], "torch engine has no integer kernels"),
-        (["--comm-bits", "1"], "--comm-bits must be 2..32"),
-        (["--distill", "--actor-precision", "fp16"], "--distill is for integer actors: use --actor-precision int8"),
-        (["--net-arch", "64,big"], "--net-arch '64,big' is not a list"),
-        (["--params", "policy_kwargs:dict(net_arch=[-5])"], "dqn cannot be made for CartPole-v1: "),
-        (["--params", "gamma=0.9"], "is not NAME:VALUE"),
-        (["--params", "gamma:__import__('os')"], "is not NAME:VALUE"),
-        (["--params", "gama:0.9"], "DQN has no hyper-parameter 'gama'; did you mean 'gamma'"),
-        (["--params", "qf_arch:[8]"], "DQN has no hyper-parameter 'qf_arch'"),
-        (["--params", "gradient_steps:0"], "gradient_steps:0 would train nothing"),
-        (["--params", "replay_buffer_kwargs:dict(n_steps=3)"], "not of actorq's"),
-        (["--n-steps", "5", "--params", "n_steps:3"], "--params n_steps is given by --n-steps too: drop one"),
-        (["--batch-size", "64", "--params", "batch_size:32"], "--params batch_size is given by --batch-size too"),
-        (["--params", "seed:1"], "DQN has no hyper-parameter 'seed'"),
-        (["--params", "learning_rate:exp_0.1"], "--params: learning_rate is 'exp_0.1'; write a number or lin_NUMBER"),
-        (["--params", "policy_kwargs:dict(activation_fn=os.abort)"], "os.abort, which is not supported"),
-        (["--params", "learning_starts:soon"], "DQN's learning_starts is 'soon', not a whole number"),
-        (["--samples-per-insert", "0"], "--samples-per-insert must be above 0"),
-        (["--sigma", "-0.1"], "--sigma must not be negative, got -0.1"),
-        (["--env-timeout", "0"], "--env-timeout must be above 0 seconds, got 0"),
-        (["--max-staleness", "1"], "--max-staleness 1 would stop this run"),
-        (["--algo", "d4pg", "--env", "Pendulum-v1", "--params", "sigma:1.0"], "actors do, by --sigma"),
-        (["--target", "nan"], "--target must be a finite number, got nan"),
-        (["--target", "100", "--eval-freq", "0"], "give an --eval-freq"),
-        (
-            ["--target", "1", "--eval-episodes", "0"],
-            "--target is met in evaluations: give an --eval-freq and --eval-episodes",
-        ),
-        (["--min-actors", "3"], "--min-actors 3 is more than --actors 2"),
-        (["--env", "CartPol-v1"], "did you mean 'CartPole-v1'"),
-        (["--env", "Pendulum-v1"], "dqn on Pendulum-v1 is n/a: dqn needs a discrete action space; use "),
-        (
-            ["--algo", "sac", "--env", "Pendulum-v1", "--params", "target_update_interval:8"],
-            "--params target_update_interval: SAC's target network moves at every update of actorq",
-        ),
-        (["--resume"], "no checkpoint in"),
-        (["--algo", "td3", "--preset", "quarl-2020", "--env", "Pendulum-v1"], "the original had no td3"),
-    ],
-)
-def test_bad_input_gets_one_line_and_starts_nothing(tmp_path, capsys, words, message):
-    folder = tmp_path / "out"
-    assert run(folder, *words) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert message in lines[0]
-    assert not folder.exists()
-
-
 def test_an_environment_that_only_the_command_itself_can_make_is_one_line(tmp_path, capsys, monkeypatch):
     (tmp_path / "only_parents.py").write_text(
         "import multiprocessing, gymnasium\n"

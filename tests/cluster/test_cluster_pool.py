@@ -138,11 +138,6 @@ def refused(capfd: pytest.CaptureFixture[str], study: Path, folder: Path, *words
     return str(line)
 
 
-def test_machines_are_asked_for_as_there_are_some(study: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
-    assert "--nodes counts machines of a cluster" in refused(capfd, study, tmp_path / "out", "--nodes", 2)
-    assert "--nodes must be at least 1" in refused(capfd, study, tmp_path / "out", "--cluster", "local", "--nodes", 0)
-
-
 def test_a_machine_with_another_version_or_without_the_folder_is_named(machine: Machine, tmp_path: Path):
     words = (machine.address, *machine.token.values(), str(tmp_path))
     done = subprocess.run([sys.executable, "-c", DRIVER, *words], capture_output=True, text=True, check=True)

@@ -70,16 +70,3 @@ def test_a_run_goes_on_where_it_ended_on_its_cluster(finished, capsys):
     assert last["timesteps"] == 3000
     assert len(last["machines"]) == 2
     assert last["learner"]["duplicates"] == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("--nodes", "2"), "--nodes and --actors-per-node are of a cluster: give --cluster, or drop them"),
-        (("--cluster", "local", "--plan"), "--plan measures this machine alone: drop --cluster"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused_in_one_line(tmp_path, capsys, words, says):
-    assert run(tmp_path / "out", *words) == 2
-    assert says in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()

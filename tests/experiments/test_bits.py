@@ -133,25 +133,6 @@ def test_a_loss_that_the_episodes_cannot_show_is_refused_with_how_many_could(tmp
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--auto", "--max-loss", "much"], "--max-loss is 'much'; use a percentage between 0 and 100, as in 2%"),
-        (["--auto", "--max-loss", "0"], "--max-loss is a percentage between 0 and 100, got 0"),
-        (["--auto", "--bits", "4"], "--bits does not go with --auto"),
-        (["--auto", "--margin", "3"], "--margin does not go with --auto"),
-        (["--auto", "--scheme", "default", "naive"], "--auto takes one --scheme, got default naive: keep one"),
-        (["--max-loss", "1%"], "--max-loss is for --auto: add that, or drop it"),
-        (["--minimize", "latency"], "--minimize is for --auto"),
-    ],
-)
-def test_options_that_contradict_each_other_are_refused_in_one_line(tmp_path, capsys, words, said):
-    artifact.write(cart_pole(), tmp_path / "p.safetensors")
-    assert main(["ptq", str(tmp_path / "p.safetensors"), *words]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
-
-
 def test_the_verb_leaves_a_policy_with_the_bits_that_its_row_says(tmp_path, chosen):
     artifact.write(cart_pole(), tmp_path / "p.safetensors")
     options = ["--auto", "--max-loss", "2%", "--episodes", "20", "-o", "out", "--json", "rows.json"]

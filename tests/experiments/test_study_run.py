@@ -338,18 +338,8 @@ def test_status_reads_while_another_runs(study_file: Write, tmp_path: Path, caps
     assert "small: 6 done" in capsys.readouterr().out
 
 
-def test_mistakes_are_one_line_and_leave_nothing(study_file: Write, tmp_path: Path, capsys: Any):
+def test_a_second_run_in_one_folder_is_refused(study_file: Write, tmp_path: Path, capsys: Any):
     path = study_file(DQN, FP32)
-    assert "STUDY is missing" in fails(capsys, "run")
-    assert "no study file nowhere.yml" in fails(capsys, "run", "nowhere.yml")
-    assert "--jobs must be at least 1" in fails(capsys, "run", path, "--jobs", 0)
-    assert "--minutes must not be negative" in fails(capsys, "run", path, "--minutes", -1)
-    assert "--seed must be between 0 and 2**32 - 1" in fails(capsys, "run", path, "--seed", -1)
-    known = "no such cell; it has dqn/CartPole-v1, zoo:zoo, fp32"
-    assert known in fails(capsys, "run", path, "--only", "ppo/CartPole-v1")
-    assert "no study in out" in fails(capsys, "status", "out")
-    assert "no study in out" in fails(capsys, "report", "out")
-    assert [found.name for found in tmp_path.iterdir()] == ["study.yml"]
     (tmp_path / "out").mkdir()
     with locked(tmp_path / "out"):
         assert "another quarl run is at work in out" in fails(capsys, "run", path, "-o", "out")
@@ -374,10 +364,3 @@ def test_an_environment_of_one_s_own_is_played_where_the_command_names_its_modul
         ("fp32", name, "done", 2.0),
         (method, name, "done", 2.0),
     ]
-
-
-@pytest.mark.parametrize(
-    ("word", "said"), [("no_such_module", "cannot import 'no_such_module'"), ("a:b", "is no name of")]
-)
-def test_a_module_that_is_none_is_one_line(word: str, said: str, study_file: Write, capsys: Any):
-    assert said in fails(capsys, "run", study_file(DQN, FP32), "--env-module", word)

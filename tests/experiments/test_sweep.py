@@ -16,7 +16,6 @@ import contracts
 from quarl.cli import main
 from quarl.commands import sweep
 from quarl.config import SweepConfig
-from quarl.errors import QuarlError
 from quarl.experiments import rows, summaries
 from quarl.experiments.groups import grouped
 from quarl.experiments.store import Record, Store
@@ -273,27 +272,6 @@ def test_seeds_whose_fp32_agent_is_missing_have_no_rows():
     found = [played("qat", "w4a8", 0, [1.0])]
     assert sweep.compared(rows.rows(found, 5.0)) == []
     assert sweep.over_seeds(grouped(found), 5.0) == []
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"bits": ("1",)}, "2..16"),
-        ({"bits": ()}, "at least one"),
-        ({"methods": ("awq",)}, "unknown method 'awq'"),
-        ({"algo": "ppq"}, "did you mean 'ppo'"),
-        ({"n_timesteps": 100, "quant_delay": 100}, "not within the run"),
-        ({"margin": 0.0}, "--margin"),
-        ({"seeds": 0}, "--seeds"),
-        ({"bits": ("8", "4", "int8")}, "--bits 8 and int8 are the same precision: name it once"),
-        ({"bits": ("8", "8")}, "--bits 8 and 8 are the same precision: name it once"),
-        ({"minutes": -1.0}, "--minutes must not be negative, got -1"),
-        ({"minutes": float("nan")}, "--minutes must not be negative, got nan"),
-    ],
-)
-def test_what_cannot_be_swept_is_refused_before_anything_is_trained(options: Any, message: str, tmp_path: Path):
-    with pytest.raises(QuarlError, match=message):
-        SweepConfig(**options, output=tmp_path).check()
 
 
 def test_every_training_and_evaluation_plays_what_the_environment_is_told(needs: str, tmp_path: Path):
