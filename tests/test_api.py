@@ -319,6 +319,14 @@ def test_a_careless_observation_is_refused_with_the_fix(observation, said):
         quarl.Agent(networks.dense([4, 8, 2])).predict(observation)
 
 
+def test_what_a_policy_cannot_do_is_refused_with_the_fix():
+    agent = quarl.Agent(networks.dense([4, 2], head="clip"))
+    with pytest.raises(QuarlError, match="action_masks are of discrete actions, the policy's are numbers: drop them"):
+        agent.predict(np.zeros(4, np.float32), action_masks=[True, True])
+    with pytest.raises(QuarlError, match="this policy is int8 already; distil the fp32 one"):
+        agent.quantize(8, observations=np.zeros((40, 4), np.float32)).distill(4)
+
+
 def test_tensors_lists_and_whole_numbers_are_observations():
     agent = quarl.Agent(networks.dense([4, 8, 2]))
     row = [1, -2, 3, 0]

@@ -9,6 +9,7 @@ import pytest
 
 import networks
 import quarl
+import require
 from quarl.cluster.connection import token_file
 from quarl.policy import artifact
 from refusals import refused
@@ -138,7 +139,7 @@ REFUSED = {
         "run smoke --jobs 0": "--jobs must be at least 1",
         "run smoke --minutes -1": "--minutes must not be negative, got -1",
         "run smoke --seed -1": "--seed must be between 0 and 2**32 - 1",
-        "run smoke --only ppo/Nowhere-v1": "--only ppo/Nowhere-v1: the study has no such cell; it has ppo/CartPole-v1, dqn/",
+        "run smoke --only ppo/Nowhere-v1": "--only ppo/Nowhere-v1: the study has no such cell; it has ppo/CartPole-v1",
         "run smoke --env-module a:b": "--env-module 'a:b' is no name of a module, as in my_module",
         "run smoke --env-module no_such_module": "cannot import 'no_such_module'",
         "run smoke --nodes 2": "--nodes counts machines of a cluster: name it with --cluster",
@@ -200,6 +201,9 @@ def files(tmp_path_factory):
     [(f"{verb} {words}", line) for verb, lines in REFUSED.items() for words, line in lines.items()],
 )
 def test_a_refusal_is_one_line_and_writes_nothing(words, line, files, monkeypatch, capsys):
+    for start, package in (("cluster", "ray"), ("ptq policy.quarl --energy", "codecarbon")):
+        if words.startswith(start):
+            require.package(package)
     monkeypatch.chdir(files)
     before = sorted(files.rglob("*"))
     assert line in refused(capsys, *words.split())

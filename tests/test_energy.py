@@ -20,7 +20,6 @@ from quarl.errors import QuarlError
 from quarl.experiments.methods.actorq import settings_of, watch
 from quarl.report import schema
 from quarl.runs.outcome import TrainRow
-from refusals import refused
 from waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.slow  # codecarbon asks for GPUs by programs
@@ -230,19 +229,6 @@ def test_every_verb_that_trains_or_measures_has_the_options(verb):
     config = parse([*verb.split(), "--energy", "--energy-watts", "5", "--energy-country", "USA"])
     assert (config.energy, config.energy_watts, config.energy_country) == (True, 5.0, "USA")
     assert parse(config.command_line().split()[1:]) == config
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--energy-watts 5", "--energy-watts says how to measure energy: add --energy"),
-        ("--energy --energy-country XXX", "codecarbon has no country 'XXX'"),
-    ],
-)
-@pytest.mark.parametrize("verb", [TINY, "actorq", "sweep"])
-def test_mistakes_are_one_line_before_anything_runs(verb, words, said, capsys, tmp_path):
-    assert said in refused(capsys, *verb.split(), *words.split())
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_cell_depends_on_leaves_energy_out():

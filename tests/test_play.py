@@ -163,6 +163,9 @@ def test_an_environment_without_pictures_is_named(file, capsys, monkeypatch):
     monkeypatch.setitem(registry, "Dark-v0", EnvSpec("Dark-v0", Dark, max_episode_steps=10))
     says = refused(capsys, "play", file, "--env", "Dark-v0", "--record", "a.gif")
     assert says == "quarl: Dark-v0 gives no picture (rgb_array) of itself: add a render(), or play another"
+    monkeypatch.setattr(Dark, "render", lambda self: 1 / 0)
+    says = refused(capsys, "play", file, "--env", "Dark-v0", "--record", "a.gif")
+    assert says == "quarl: Dark-v0 cannot be drawn here: division by zero"
 
 
 @pytest.mark.slow

@@ -476,6 +476,26 @@ def test_a_checkpoint_that_lacks_any_array_is_refused_before_the_model_changes(t
         assert equal(before, checkpoint_model.take(model))
 
 
+EXP_AVG = "policy.optimizer/0/exp_avg"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda saved, arrays: saved.clear(), r"its optimisers are \[\] and this run's are \['policy.optimizer'\]"),
+        (lambda saved, arrays: arrays.update({EXP_AVG: np.zeros(3)}), r"shape \(3,\) for parameter 0, whose shape"),
+        (lambda saved, arrays: arrays.pop(EXP_AVG), "lacks 0/exp_avg; the checkpoint is damaged"),
+        (lambda saved, arrays: saved["policy.optimizer"].update(groups=[]), "steps other parameters than this run's"),
+    ],
+)
+def test_an_optimizer_of_another_run_is_refused(change, said):
+    model = go_on(build(), 5)
+    facts, arrays = take(model)
+    change(facts["optimizers"], arrays)
+    with pytest.raises(QuarlError, match=said):
+        checkpoint_model.check(model, facts, arrays)
+
+
 def test_a_pipe_in_a_checkpoint_s_place_is_damage_and_is_not_opened(tmp_path):
     older = checkpoint.save(tmp_path, stamped(build(), 1), {})
     os.mkfifo(tmp_path / "checkpoint-0000000002.safetensors")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -339,6 +340,7 @@ def test_a_restored_replay_gives_the_same_samples_and_goes_on_alike(count):
     [
         (replay(50), "room for 50 rows"),
         (replay(action_space=DISCRETE), "action is of another kind"),
+        (SimpleNamespace(state=lambda: {}), "the saved replay differs in 'action': the checkpoint is damaged"),
     ],
 )
 def test_a_replay_of_another_kind_is_refused(saved, message):

@@ -630,6 +630,13 @@ def test_a_wrong_protocol_is_refused_before_any_run(tmp_path, task, said):
         read(protocol(tmp_path, **task))
 
 
+@pytest.mark.parametrize(("text", "said"), [("{", "is no JSON"), (" " * 2**21, "bytes: it is no protocol")])
+def test_a_file_that_is_no_protocol_is_refused(tmp_path, text, said):
+    (tmp_path / "p.json").write_text(text)
+    with pytest.raises(QuarlError, match=said):
+        read(tmp_path / "p.json")
+
+
 def test_the_committed_protocol_is_sound():
     found = read(PROTOCOL)
     assert {task.name for task in found.tasks} >= {"Acrobot-v1", "CartPole-v1", "cartpole-balance"}

@@ -11,7 +11,7 @@ from quarl.errors import QuarlError
 from quarl.experiments import file
 from quarl.experiments.cells import Cell
 from quarl.experiments.plan import plan
-from quarl.experiments.source import digest
+from quarl.experiments.source import check_file, digest
 from quarl.readers import hub
 
 DQN = "{algo: dqn, env: CartPole-v1, source: 'zoo:zoo'}"
@@ -241,6 +241,8 @@ def test_an_agent_is_its_own_statistics_too(tmp_path: Path, beside: str):
     alone = digest(agent)
     (tmp_path / beside).write_bytes(b"statistics")
     assert digest(agent) != alone
+    with pytest.raises(QuarlError, match="is another file than when the study was planned: repeat the command"):
+        check_file(agent, {"sha256": alone}, None)
 
 
 def test_an_agent_of_the_hub_is_the_files_of_one_commit(

@@ -16,6 +16,7 @@ from quarl.experiments.store import Store
 from quarl.files import locked
 from quarl.processes.inside import Result
 from quarl.processes.pool import Ended
+from refusals import refused
 
 
 def cell(precision: str, na: str = "") -> Cell:
@@ -100,6 +101,18 @@ def test_what_is_no_study_is_refused(tmp_path: Path):
     database.close()
     with pytest.raises(QuarlError, match="a database of something else"):
         Store(tmp_path, create=True)
+    (tmp_path / store.NAME).unlink()
+    (tmp_path / store.NAME).touch()
+    with pytest.raises(QuarlError, match=r"holds no study: quarl study run STUDY -o .* begins one"):
+        Store(tmp_path)
+    with Store(tmp_path, create=True) as opened, pytest.raises(QuarlError, match="holds no study yet"):
+        opened.study()
+
+
+def test_a_study_without_a_finished_cell_has_no_report(filled: Path, capsys):
+    with Store(filled) as opened:
+        opened.again([EIGHT.key])
+    assert f"no cell of {filled} is done yet; quarl study run" in refused(capsys, "study", "report", filled)
 
 
 def test_a_full_disk_is_one_line_and_earlier_rows_are_whole(filled: Path):

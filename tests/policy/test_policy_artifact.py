@@ -162,6 +162,7 @@ def resealed(data: bytes, change) -> bytes:
         (lambda m: m["spec"]["scheme"].update(equalize="x"), "equalize cannot be 'x'"),
         (lambda m: m.update(grids={"observation": [1e-60, 0, 8]}), "no scale, zero point and bits"),
         (lambda m: m.update(grids={"observation": [0.1, 128, 8]}), "no scale, zero point and bits"),
+        (lambda m: m.update(grids={"observation": ["x", 0, 8]}), "'x' is not a number"),
         (lambda m: m.update(grids={"observation": [0.1, 0, 17]}), "'17' is not a size from 2 to 16"),
     ],
 )

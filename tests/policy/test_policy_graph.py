@@ -19,6 +19,7 @@ from quarl.policy.operators import (
     Flatten,
     LayerNorm,
     Normalize,
+    Pool2d,
     QuantizedTensor,
     mlp,
 )
@@ -53,6 +54,10 @@ def damaged(op_index, **changes):
         (damaged(1, kind="softsign"), "'softsign'"),
         (lambda: Policy(observation_shape=(4,), ops=(), head=ActionHead("argmax")), "no operators"),
         (lambda: replace(networks.dense([4, 8, 2]), head=networks.action_head("clip", 3)), "action head expects"),
+        (
+            lambda: replace(networks.dense([4, 2]), head=ActionHead("tanh", *np.float32([[-np.inf] * 2, [1, 1]]))),
+            "the action head maps tanh to bounds that are infinite",
+        ),
     ],
 )
 def test_what_cannot_run_is_refused_in_one_line(build, message):
@@ -148,6 +153,11 @@ def chain(*ops, size=3):
     return Policy(observation_shape=(size,), ops=ops, head=ActionHead("argmax"))
 
 
+def image(op):
+    """A policy of this operator, which reads an image."""
+    return Policy(observation_shape=(1, 99, 99), ops=(op,), head=ActionHead("argmax"))
+
+
 def layer(weight, name="a", source="observation"):
     weight = np.asarray(weight, np.float32)
     return Dense(name, (source,), weight, np.zeros(len(weight), np.float32))
@@ -174,11 +184,17 @@ WIDE = Conv2d("a", ("observation",), np.ones((64, 1, 65, 65), np.float32), np.ze
         (lambda: chain(LayerNorm("n", ("observation",), ONES, ZEROS, float("nan"))), "layer 'n' has epsilon nan"),
         (lambda: chain(Normalize("n", ("observation",), ZEROS, ONES, -0.5, 1.0)), "layer 'n' has epsilon -0.5"),
         (lambda: chain(Normalize("n", ("observation",), ZEROS, ONES, 0.0, -1.0)), "layer 'n' clips at -1"),
-        (lambda: chain(coded(3e38)), "the weight of layer 'a' holds NaN or infinity"),
+        (lambda: image(replace(WIDE, stride=(0, 1))), "operator 'a' has stride (0, 1) and padding (32, 32)"),
         (
-            lambda: Policy(observation_shape=(1, 99, 99), ops=(WIDE,), head=ActionHead("argmax")),
-            "layer 'a', one observation takes more than 268,435,456 products",
+            lambda: image(Pool2d("a", ("observation",), "max", (2, 2), (1, 1), (2, 0))),
+            "kernel (2, 2), stride (1, 1), padding",
         ),
+        (
+            lambda: chain(Activation("a", ("observation",), "relu", (1.0,))),
+            "'relu' of 'a' takes no settings, got (1.0,)",
+        ),
+        (lambda: chain(coded(3e38)), "the weight of layer 'a' holds NaN or infinity"),
+        (lambda: image(WIDE), "layer 'a', one observation takes more than 268,435,456 products"),
     ],
 )
 def test_what_costs_or_means_nothing_is_refused_by_name(build, said):

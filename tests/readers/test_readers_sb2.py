@@ -473,6 +473,28 @@ def test_what_an_algorithm_cannot_have_is_one_line(
     assert str(caught.value).isprintable()
 
 
+FEW = list(sb2_arrays("a2c").values())[:3]
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [
+        ([1, 2], "is a pickle, but not of a Stable-Baselines 2 model"),
+        ((sb2_data("a2c"), "x"), "has parameters that are no arrays of numbers; the file is damaged"),
+        ((sb2_data("a2c"), {"w": 1}), "has parameters that are no arrays by name; the file is damaged"),
+        ((sb2_data("a2c"), [np.array([True])]), "has parameters of type bool, which are no real numbers"),
+        ((sb2_data("a2c"), FEW), "fewer arrays than"),
+        ((sb2_data("sac"), [np.zeros((8, 8, 1, 4), np.float32)]), "fewer arrays than"),
+    ],
+)
+def test_pickles_of_something_else_are_refused_in_one_line(content: Any, cause: str, tmp_path: Path):
+    path = tmp_path / "Env-v0.pkl"
+    path.write_bytes(pickled(content, 4))
+    with pytest.raises(QuarlError, match=cause) as caught:
+        read_sb2(path)
+    assert str(caught.value).isprintable()
+
+
 @pytest.mark.parametrize("layers", [[], [4, 4], [4] * 9])
 def test_an_actor_of_another_number_of_layers_is_refused(layers: list[int], tmp_path: Path):
     data = {**sb2_data("td3"), "policy_kwargs": {"layers": layers}}

@@ -79,6 +79,13 @@ def dict_of(value: Any) -> Any:
     return space(tampered)
 
 
+def bounds(**changes: Any) -> Any:
+    """A Box whose bounds are something else."""
+    tampered = spaces.Box(0, 1, (2,))
+    vars(tampered).update(changes)
+    return space(tampered)
+
+
 def refusal(run: Path, change: Change | None = None) -> str:
     if change is not None:
         edit(run, change)
@@ -168,6 +175,9 @@ CHANGES: list[tuple[str, Change, str]] = [
         data_with(observation_space=space(spaces.Dict(a=spaces.Dict(b=spaces.Discrete(2))))),
         "observation_space['a'] is a Dict; only",
     ),
+    ("text for bounds", data_with(action_space=bounds(low="x")), "action_space is a Box without bounds"),
+    ("complex bounds", data_with(action_space=bounds(low=np.full(2, 1j))), "bounds of type complex128, which are no"),
+    ("low above high", data_with(action_space=bounds(low=np.full(2, 3.0))), "bounds that no number satisfies"),
     ("an empty Dict", data_with(observation_space=space(spaces.Dict())), "a Dict without spaces by name"),
     ("a Dict of a number", data_with(observation_space=dict_of({"a": 3})), "observation_space['a'] is a int"),
     ("a Dict by number", data_with(observation_space=dict_of({3: 3})), "a Dict without spaces by name"),
@@ -251,6 +261,10 @@ def test_statistics_must_be_finite_and_of_the_observation_s_shape(run: Path):
         normalizer.obs_rms.var = variance
         path.write_bytes(pickle.dumps(normalizer))
         assert word in refusal(run)
+    normalizer.obs_rms.var, normalizer.epsilon = np.ones(3), -1.0
+    path.write_bytes(pickle.dumps(normalizer))
+    assert "has no usable epsilon and clip_obs; save it again" in refusal(run)
+    normalizer.epsilon = 1e-8
     normalizer.obs_rms.mean, normalizer.obs_rms.var = np.zeros(5), np.ones(5)
     path.write_bytes(pickle.dumps(normalizer))
     assert "shape (5,), but the policy observes (3,)" in refusal(run)

@@ -74,6 +74,8 @@ def test_a_checkpoint_in_the_older_format_is_searched():
         (lambda data: data.replace(b"FloatStorage", b"LabelStorage"), "a storage that nothing refers to"),
         (lambda data: data.replace(b"FloatStorage", b"FloatTensors"), "names torch.FloatTensors"),
         (lambda data: data.replace(b"torch\nFloatStorage", b"os\nsystem"), "names os.system"),
+        (lambda data: data.replace(b"K\x00K\x03\x85", b"NK\x03\x85"), "impossible shape"),
+        (lambda data: data.replace(b"K\x00K\x03\x85", b"K\x00K\x03K\x01\x86"), "impossible shape"),
         (
             lambda data: data.replace(b"K\x03Ntq\x07Q", b"K\x03\x88tq\x07Q"),
             "no numbers in the file",

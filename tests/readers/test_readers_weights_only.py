@@ -182,6 +182,8 @@ def test_products_of_codes_are_read_on_the_scales_beside_them(tmp_path: Path, op
         assert layer.bias is None
     else:
         assert layer.bias.tolist() == [1, -2]  # on the product of both scales
+    with pytest.raises(QuarlError, match="the scale of 'w' is computed or of another size; export it again"):
+        read_onnx(tmp_path, [node], arrays | {"ws": np.float32([0.5, 2, 1])})
 
 
 @pytest.mark.parametrize(
@@ -447,12 +449,27 @@ for _ in range(4):
         ("m.safetensors", b"\x40\x00\x00\x00\x00\x00\x00\x00{" + b" " * 63, "not a whole safetensors"),
         ("m.safetensors", (2**60).to_bytes(8, "little") + b"{}" + bytes(20), "not a whole safetensors"),
         ("m.safetensors", safetensors.numpy.save({"n": np.zeros((2, 2), np.int64)}), "no weights"),
+        (
+            "m.safetensors",
+            safetensors.numpy.save({"w": np.zeros([1] * 9, np.float32)}),
+            "the weight of layer 'w' has shape",
+        ),
         ("m.txt", b"hello, this is text", "is not a .safetensors"),
     ],
 )
 def test_broken_and_unfit_files_are_refused_in_one_line(tmp_path: Path, capsys, name: str, data: bytes, said: str):
     refusal(put(tmp_path / name, data), said)
     assert capsys.readouterr().out == ""
+
+
+def test_more_layers_than_are_read_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    data = saved({"a.weight": torch.zeros(4, 4), "b.weight": torch.zeros(4, 4)})
+    for module, said in (
+        ("weights_only", "has 2 layers, more than the 1 that"),
+        ("torch_file", "more than the 1 tensors"),
+    ):
+        monkeypatch.setattr(f"quarl.readers.{module}.MAX_MEMBERS", 1)
+        refusal(put(tmp_path / "m.pt", data), said)
 
 
 def test_one_tensor_under_many_names_is_counted_as_often_as_it_is_read(monkeypatch: pytest.MonkeyPatch):

@@ -13,6 +13,7 @@ from training_runs import train, words
 
 from quarl import files
 from quarl.cli import main
+from quarl.errors import QuarlError
 from quarl.runs import checkpoint
 from quarl.runs.folder import RunFolder
 
@@ -86,6 +87,11 @@ def test_runs_that_start_at_once_get_folders_of_their_own(tmp_path, monkeypatch)
     monkeypatch.setattr("quarl.readers.find.numbered_runs", lambda folder, env_id: {})
     row = train(tmp_path, "a2c", "CartPole-v1", 64)
     assert row["folder"].endswith("CartPole-v1_2")
+    monkeypatch.setattr("quarl.runs.folder.ATTEMPTS", 2)
+    with pytest.raises(QuarlError, match="gets runs faster than one can be made; choose another folder with -f"):
+        RunFolder.new(tmp_path / "logs", "a2c", "CartPole-v1")
+    with pytest.raises(QuarlError, match=r"cannot write to /proc/zz: .*; choose another with -f"):
+        RunFolder.new(Path("/proc/zz"), "a2c", "CartPole-v1")
 
 
 @pytest.mark.parametrize(("algo", "saved"), [("a2c", 128), ("dqn", 200)])

@@ -1,0 +1,95 @@
+"""Wrong arguments and states of the library: each is named in one line, and no file is left."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import networks
+import require
+from quarl import engines, evaluation, files
+from quarl.actorq import wire
+from quarl.actorq.limiter import RateLimiter
+from quarl.actorq.memory import PREFIX, Block, Memory
+from quarl.algorithms import tuned
+from quarl.cluster import begin_here, connection
+from quarl.commands import doctor
+from quarl.config import DoctorConfig
+from quarl.energy import grams_per_kwh
+from quarl.errors import QuarlError
+from quarl.policy import artifact
+from quarl.policy.graph import Provenance
+from quarl.policy.trained import NetworkPlan
+from quarl.readers import zoo
+from quarl.runs import checkpoint
+
+CARTPOLE = networks.cartpole()
+
+
+def malformed():
+    raise KeyError("clock_s")
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (lambda: evaluation.record(CARTPOLE, "calibration", seed=-1), "seed must not be negative, got -1"),
+        (lambda: evaluation.record(CARTPOLE, "calibration", num=0), "number of observations must be at least 1, got 0"),
+        (
+            lambda: engines.sound(CARTPOLE, np.zeros((1, 4), np.float32), np.float32([[np.inf, 0]])),
+            "the policy gives NaN or infinity where its float32 values are finite; use engine reference",
+        ),
+        (lambda: RateLimiter(1.0, batch_size=0, min_size=0), "batch_size must be at least 1, got 0"),
+        (lambda: wire.unpack(artifact.to_bytes(CARTPOLE)), "is not quantised; the publisher sends another format"),
+        (lambda: NetworkPlan.from_json({"layers": [{}], "rows": 1}), "training is malformed: 'path'"),
+        (
+            lambda: Memory(Path(f"{PREFIX}full"), {"a": Block(np.dtype("u1"), (2**60,))}, create=True),
+            "use a smaller --net-arch or fewer",
+        ),
+        (lambda: files.make_folder(Path("/proc/zz")), "cannot write to /proc/zz: No such file or directory; choose"),
+        (lambda: grams_per_kwh(Path(), None), "codecarbon says nothing of the electricity of the world (FileNotFound"),
+        (
+            lambda: zoo.of_observation({}, (4,), Provenance()),
+            "the statistics of VecNormalize are of a Dict, not of one",
+        ),
+        (checkpoint.sound()(malformed), "the checkpoint's contents are malformed (KeyError: 'clock_s'); start again"),
+        (lambda: connection.enough([], 3), "--nodes 3: the cluster has 0 machines"),
+        (
+            lambda: connection._same("the cluster at x", {"ray": "1"}, {"ray": "2"}),
+            "the cluster at x has ray 1, this machine 2: install the same on both",
+        ),
+        (
+            lambda: connection.connect("auto", token=connection.token_file(Path("/proc/self/zz"))),
+            "the cluster's token is not in /proc/self/zz (No such file or directory): copy it from the machine that",
+        ),
+        (lambda: begin_here("0.0.1"), ", the runner 0.0.1: install the same on all machines"),
+    ],
+)
+def test_a_wrong_argument_is_named_and_leaves_no_file(call, line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "", raising=False)  # which a cluster's agent takes away
+    with pytest.raises(QuarlError, match=re.escape(line)) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_system_without_what_a_command_needs_is_named(tmp_path, monkeypatch, capsys):
+    require.package("ray")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(QuarlError, match="this machine has begun no cluster: quarl cluster start does"):
+        connection.connect("auto", token=connection.token_file(tmp_path / "token", make=True))
+    monkeypatch.setattr(doctor, "examine", lambda: [doctor.Check("litert", "broken", False, "install it")])
+    with pytest.raises(QuarlError, match="1 check failed: litert; the table's last column says what to do"):
+        doctor.run(DoctorConfig())
+    (tmp_path / "dqn.yml").write_text("CartPole-v1: 3")
+    monkeypatch.setattr(tuned, "file_of", lambda algo: tmp_path / "dqn.yml")
+    with pytest.raises(QuarlError, match=r"dqn\.yml: CartPole-v1 holds a int, not hyper-parameters by name"):
+        tuned.read("dqn", "CartPole-v1")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(QuarlError, match="a cluster needs Linux"):
+        connection.need_ray()
