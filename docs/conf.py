@@ -10,7 +10,7 @@ from quarl import __version__
 
 project = "QuaRL"
 release = __version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build", "results/_pages", "dev/patches"]
 html_theme = "furo"
 html_title = f"QuaRL {release}"
@@ -21,6 +21,7 @@ html_copy_source = False
 myst_enable_extensions = ["attrs_block"]
 myst_heading_anchors = 4
 myst_url_schemes = ["http", "https", "mailto"]
+napoleon_numpy_docstring = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_type_aliases = {name: name for name in ("Array", "ArrayLike")}
