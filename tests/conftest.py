@@ -59,6 +59,12 @@ def more_agents() -> Path:
     return require.folder("agents-more")
 
 
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the test in an empty working directory of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
 NEEDS = """
 import gymnasium, numpy as np
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import reference_pages as reference
@@ -47,6 +49,13 @@ def check(document: Mapping[str, Any]) -> None:
         raise ValueError(f"command is {document['command']!r}, expected one of {', '.join(rows())}")
     for number, row in enumerate(document["rows"]):
         _check(row, rows()[document["command"]], f"row {number}", old)
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """Return the document of a --json file, which keeps the contract."""
+    document: dict[str, Any] = json.loads(Path(path).read_text())
+    check(document)
+    return document
 
 
 def check_row(command: str, row: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ import io
 import json
 import pickle
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,12 @@ class Still(gymnasium.Env[np.ndarray, Any]):
         return self.observation_space.sample(), 0.0, False, False, {}
 
 
-def zipped(members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
+def zipped(members: Mapping[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
+    """Return a zip archive of these members, the same bytes at any time."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", compression) as file:
+    with zipfile.ZipFile(buffer, "w") as file:
         for name, data in members.items():
-            file.writestr(name, data)
+            file.writestr(zipfile.ZipInfo(name), data, compression)
     return buffer.getvalue()
 
 
@@ -95,9 +96,9 @@ def blob(data: bytes) -> dict[str, str]:
     return {":type:": "<class 'space'>", ":serialized:": base64.b64encode(data).decode()}
 
 
-def saved(value: Any) -> bytes:
+def saved(value: Any, **options: Any) -> bytes:
     buffer = io.BytesIO()
-    torch.save(value, buffer)
+    torch.save(value, buffer, **options)
     return buffer.getvalue()
 
 

@@ -37,6 +37,8 @@ from quarl.policy import artifact
 from quarl.policy.graph import ActionHead
 from refusals import refused
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
 PNGS = ("choice.png", "difference.png", "sweetspot.png", "weights.png")
 
 
@@ -58,12 +60,6 @@ def models(tmp_path_factory):
     (run / "CartPole-v1.zip").write_bytes(path.read_bytes())
     (folder / "unmounted").symlink_to("/nowhere/disk")
     return folder
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """Default output folders land in a folder of the test's own."""
-    monkeypatch.chdir(tmp_path)
 
 
 def test_version(capsys):
@@ -311,8 +307,7 @@ def test_ptq_writes_what_it_prints(models, capsys, tmp_path):
     assert main(words) == 0
     captured = capsys.readouterr()
     assert captured.err == ""  # the progress bar is for terminals
-    document = json.loads((tmp_path / "rows.json").read_text())
-    contracts.check(document)
+    document = contracts.read(tmp_path / "rows.json")
     assert document == json.loads((tmp_path / "out" / "rows.json").read_text())
     assert [document[key] for key in ("command", "algo", "env_id", "seed")] == ["ptq", "dqn", "CartPole-v1", 5]
     expected = [("fp32", "default"), ("fp16", "default"), ("int8", "default"), ("int4e8", "default")]
@@ -438,8 +433,7 @@ def test_results_of_another_agent_that_came_meanwhile_are_not_replaced(capsys, m
 
 def test_one_episode_has_no_interval(models, capsys, tmp_path):
     assert main(["eval", str(models / "policy.safetensors"), "--episodes", "1", "--json", "row.json"]) == 0
-    document = json.loads((tmp_path / "row.json").read_text())
-    contracts.check(document)
+    document = contracts.read(tmp_path / "row.json")
     assert (document["rows"][0]["ci_low"], document["rows"][0]["ci_high"]) == (None, None)
     assert re.search(r"± 0\.00 +– ", capsys.readouterr().out)
     final = {"return": 7.0, "return_low": None, "return_high": None, "episodes": 1}
@@ -481,9 +475,7 @@ def test_a_pipe_and_a_link_get_the_rows_and_stay_what_they_are(models, tmp_path)
 )
 def test_eval_plays_any_policy_in_either_way(name, how, models, capsys, tmp_path):
     assert main(["eval", str(models / name), "--episodes", "4", "--json", "eval.json", f"--{how}"]) == 0
-    document = json.loads((tmp_path / "eval.json").read_text())
-    contracts.check(document)
-    (row,) = document["rows"]
+    (row,) = contracts.read(tmp_path / "eval.json")["rows"]
     assert (row["precision"], row["episodes"], row["stochastic"]) == ("fp32", 4, how == "stochastic")
     assert f" {row['steps']} " in capsys.readouterr().out
 
@@ -491,8 +483,7 @@ def test_eval_plays_any_policy_in_either_way(name, how, models, capsys, tmp_path
 def test_inspect_writes_the_original_s_line(models, capsys, tmp_path):
     words = ["inspect", str(models / "policy.safetensors"), "--bits", "4", "--json", "inspect.json"]
     assert main(words) == 0
-    document = json.loads((tmp_path / "inspect.json").read_text())
-    contracts.check(document)
+    document = contracts.read(tmp_path / "inspect.json")
     assert [row["shape"] for row in document["rows"]] == [[16, 4], [2, 16]]
     assert [sum(row["histogram"]["counts"]) for row in document["rows"]] == [64, 32]
     assert all(row["levels"] <= 15 for row in document["rows"])
@@ -508,17 +499,16 @@ def test_inspect_writes_the_original_s_line(models, capsys, tmp_path):
 def test_bench_latency_measures_the_widths_it_is_given(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(latency, "measure", partial(latency.measure, seconds=0.01))
     assert main(["bench", "latency", "--widths", "8", "4,4", "--json", "latency.json"]) == 0
-    document = json.loads((tmp_path / "latency.json").read_text())
-    contracts.check(document)
-    assert list(dict.fromkeys(row["network"] for row in document["rows"])) == ["8", "4-4"]
+    assert list(dict.fromkeys(row["network"] for row in contracts.read(tmp_path / "latency.json")["rows"])) == [
+        "8",
+        "4-4",
+    ]
     assert "4-4" in capsys.readouterr().out
 
 
 def test_doctor_reports_this_machine(capsys, tmp_path):
     assert main(["doctor", "--json", "doctor.json"]) == 0
-    document = json.loads((tmp_path / "doctor.json").read_text())
-    contracts.check(document)
-    assert document["model"] is None
+    assert contracts.read(tmp_path / "doctor.json")["model"] is None
     assert "engine litert" in capsys.readouterr().out
 
 

@@ -13,10 +13,7 @@ import require
 from quarl.cli import main, parse
 from quarl.envs.suites import SUITES
 
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def document(*words):

@@ -24,6 +24,8 @@ from quarl.policy import artifact
 from quarl.quant.spec import SCHEMES, QuantSpec
 from refusals import refused
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
 PLAIN = "Scheme default needs observations and weights alone give none: rounded by per-channel."
 
 
@@ -48,16 +50,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def inspected(*words: object) -> dict:
     assert main(["inspect", *map(str, words), "--json", "rows.json"]) == 0
-    document = json.loads(Path("rows.json").read_text())
-    contracts.check(document)
-    return document
+    return contracts.read("rows.json")
 
 
 @pytest.mark.slow

@@ -12,10 +12,7 @@ from quarl.config import ActorQConfig, TrainConfig
 from quarl.quant.spec import QatSpec
 from refusals import refused
 
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 @pytest.mark.parametrize(

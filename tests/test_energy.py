@@ -22,16 +22,11 @@ from quarl.report import schema
 from quarl.runs.outcome import TrainRow
 from waiting import PATIENCE_S, until
 
-pytestmark = pytest.mark.slow  # codecarbon asks for GPUs by programs
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("elsewhere")]  # codecarbon asks for GPUs by programs
 
 TINY = "train --algo a2c -n 64 --eval-freq 0 --eval-episodes 2"
 
 require.package("codecarbon")
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
@@ -182,9 +177,7 @@ def test_what_is_not_asked_for_is_not_measured():
 def test_a_training_says_what_it_cost_and_how_that_was_found(tmp_path, capsys, no_network):
     words = [*TINY.split(), "--energy", "--energy-watts", "12.5", "--energy-country", "FRA", "--json", "row.json"]
     assert main(words) == 0
-    document = json.loads((tmp_path / "row.json").read_text())
-    contracts.check(document)
-    cost = document["energy"]
+    cost = contracts.read(tmp_path / "row.json")["energy"]
     assert cost["method"] == "CPU time × 12.5 W a core, stated"
     assert (cost["watts"], cost["country"]) == (12.5, "FRA")
     assert cost["joules"] == pytest.approx(12.5 * cost["cpu_seconds"], rel=0.05)

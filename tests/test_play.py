@@ -42,9 +42,7 @@ def file(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["a.mp4", "a.gif"])
 def test_a_video_has_a_picture_of_each_step_and_of_the_start(file, name):
     assert main(["play", file, "--bits", "4", "--max-episode-steps", "5", "--record", name, "--json", "rows.json"]) == 0
-    document = json.loads(Path("rows.json").read_text())
-    contracts.check(document)
-    assert [(row["precision"], row["steps"], row["total"]) for row in document["rows"]] == [
+    assert [(row["precision"], row["steps"], row["total"]) for row in contracts.read("rows.json")["rows"]] == [
         ("fp32", 5, 5.0),
         ("int4", 5, 5.0),
     ]

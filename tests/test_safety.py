@@ -23,7 +23,7 @@ from quarl.errors import QuarlError
 from quarl.policy.operators import as_float32
 from quarl.readers import weights_only
 from quarl.readers.load import read
-from sb3_archives import saved
+from sb3_archives import saved, unzipped, zipped
 from stress.fuzz import campaign, costly, seeds
 from stress.fuzz.pickles import pickled
 from stress.hostile import pickles, sizes
@@ -158,9 +158,9 @@ def parameter_with(name: str) -> bytes:
     """A state dict whose weight is a Parameter with an attribute of that name."""
     weight = torch.nn.Parameter(torch.ones(2, 3))
     weight.x = 1  # type: ignore[attr-defined]
-    members = seeds.unzipped(saved({"a.weight": weight}))
+    members = unzipped(saved({"a.weight": weight}))
     text = b"X" + len(name).to_bytes(4, "little") + name.encode()
-    return seeds.zipped({key: raw.replace(b"X\x01\0\0\0x", text) for key, raw in members.items()})
+    return zipped({key: raw.replace(b"X\x01\0\0\0x", text) for key, raw in members.items()})
 
 
 @pytest.mark.parametrize("name", ["detach", "numel", "untyped_storage", "is_quantized"])

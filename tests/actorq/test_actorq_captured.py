@@ -22,8 +22,6 @@ from quarl.algorithms.captured import Graphs, Later, Questions, ReadLater, Updat
 from quarl.algorithms.d4pg import D4PG
 from quarl.algorithms.double_dqn import DoubleDQN
 from quarl.algorithms.precision import Precision, chosen
-from quarl.config import ActorQConfig
-from quarl.errors import UnsupportedError
 from quarl.experiments.trainings import actorq_config
 from quarl.runs import checkpoint_model
 from sb3_archives import Still
@@ -378,14 +376,6 @@ def test_what_no_graph_holds_is_said_on_a_gpu_alone(capsys, dtype, qat, optimize
     model.device = torch.device("cuda")
     assert graphs_for(model, precision, qat=qat) is None
     assert capsys.readouterr().err.endswith(f"launched kernel by kernel: a CUDA graph cannot hold {what}\n")
-
-
-@pytest.mark.parametrize("algo", ["tqc", "qrdqn", "crossq"])
-def test_what_actorq_does_not_train_is_refused_by_name(algo, tmp_path):
-    with pytest.raises(
-        UnsupportedError, match=f"^{algo} is not trained here .what is: dqn, ddpg, td3, sac, d4pg.: train it"
-    ):
-        ActorQConfig(algo=algo, env="Pendulum-v1", output=tmp_path).check()
 
 
 def test_a_study_s_learner_is_in_float32_on_every_machine(tmp_path):

@@ -470,9 +470,8 @@ def test_a_checkpoint_that_lacks_any_array_is_refused_before_the_model_changes(t
     before = checkpoint_model.take(model)
     for missing in without:
         checkpoint_file.write(path, facts, {name: array for name, array in arrays.items() if name not in missing})
-        with pytest.raises(QuarlError, match=r"^cannot resume from .* (lacks|is missing) ") as caught:
+        with pytest.raises(QuarlError, match=r"^cannot resume from .* (lacks|is missing) "):
             checkpoint.restore(checkpoint.load_latest(tmp_path), model)
-        assert "\n" not in str(caught.value)
         assert equal(before, checkpoint_model.take(model))
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -451,10 +450,6 @@ def test_stop_ends_the_loop(rig):
     assert not chosen.loop.finished()
     chosen.counters.control[Control.STOP] = 1
     assert chosen.loop.finished()
-
-
-def test_environment_spaces_are_those_of_the_task(rig):
-    assert rig().loop.model.observation_space == gymnasium.make("CartPole-v1").observation_space
 
 
 def test_the_training_clock_stands_still_while_an_evaluation_is_played(rig):

@@ -63,6 +63,7 @@ def test_it_makes_all_steps_and_the_updates_that_belong_to_them(finished):
     assert summary["updates"] == (3000 - 200) // 4
     assert summary["actor_deaths"] == 0
     assert json.loads((finished.parent / "rows.json").read_text())["command"] == "actorq"
+    assert not list(Path("/dev/shm").glob(f"{PREFIX}{os.getpid()}-*"))
 
 
 def test_metrics_say_where_time_and_bytes_went(finished):
@@ -147,10 +148,6 @@ def test_seconds_of_a_run_in_parts_add_up_to_its_clock_and_are_counted_once():
     assert spent["publisher"] == {"quantising": 3.0, "weights": 2.0, "waiting": 95.0}
     assert spent["actor\n0"]["waiting"] == 11.0
     assert spent["actor\n0"]["weights"] == 6.0
-
-
-def test_no_shared_memory_is_left(finished):
-    assert not list(Path("/dev/shm").glob(f"{PREFIX}{os.getpid()}-*"))
 
 
 def test_a_finished_run_is_not_overwritten_by_accident(finished, capsys):
@@ -314,18 +311,10 @@ def test_one_environment_at_a_time_is_enough_and_threads_of_a_bridge_hold_no_pro
     assert {"return", "return_quantised"} <= summary["final"].keys()
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("OldStep", "OldStep-v0: its step() returns 4 values, as in Gym before 0.26"),
-        ("OldReset", "OldReset-v0: its reset() returns the observation alone"),
-        ("ArrayReward", "ArrayReward-v0: its step() returns a reward of shape (1,)"),
-        ("ShortLater", "ShortLater-v0 gave an observation of float32 (1,) where its space says float32 (2,)"),
-    ],
-)
-def test_what_an_environment_does_wrong_is_said_before_anything_starts(name, said, tmp_path, capsys):
-    assert run(tmp_path / "out", "--algo", "ddpg", "--env", f"difficult_environments:{name}-v0") == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith(f"quarl: {said}")
+def test_what_an_environment_does_wrong_is_said_before_anything_starts(tmp_path, capsys):
+    assert run(tmp_path / "out", "--algo", "ddpg", "--env", "difficult_environments:ShortLater-v0") == 2
+    said = "quarl: ShortLater-v0 gave an observation of float32 (1,) where its space says float32 (2,)"
+    assert capsys.readouterr().err.splitlines()[-1].startswith(said)
     assert not (tmp_path / "out").exists()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import multiprocessing
-import os
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ import pytest
 
 from quarl.actorq.board import SLOTS, Board
 from quarl.actorq.channel import Ring
-from quarl.actorq.counters import Actor, Counters, percentile
+from quarl.actorq.counters import percentile
 from quarl.actorq.memory import PREFIX, Block, Memory
 from quarl.errors import QuarlError
 from waiting import PATIENCE_S, until
@@ -84,19 +83,6 @@ def test_a_run_knows_whether_another_one_is_on_the_machine(memory, monkeypatch, 
         assert own.alone()
     finally:
         path.unlink(missing_ok=True)
-
-
-def test_a_board_shows_the_newest_snapshot_once(memory):
-    shared = memory(Board.blocks("x", 8))
-    writer, reader = Board(shared, "x"), Board(shared, "x")
-    assert reader.pull() is None
-    assert reader.version == 0
-    writer.publish(b"abc", version=1, step=10)
-    writer.publish(b"defgh", version=2, step=20, stamp_ns=5)
-    found = reader.pull(newer_than=1)
-    assert found is not None
-    assert (found.version, found.step, found.stamp_ns, found.data.tobytes()) == (2, 20, 5, b"defgh")
-    assert reader.pull(newer_than=2) is None
 
 
 def test_a_snapshot_that_is_read_in_place_holds_until_its_slot_is_written_again(memory):
@@ -230,20 +216,6 @@ def _taken(ring, num):
     return rows
 
 
-def test_a_ring_keeps_order_bounds_and_acknowledgements(memory):
-    shared = memory(Ring.blocks("r", ROW, 4))
-    writer, reader = Ring(shared, "r"), Ring(shared, "r")
-    for number in range(4):
-        _fill(writer, number)
-    assert (writer.free(), reader.num_waiting) == (0, 4)
-    assert _taken(reader, 3)["number"].tolist() == [0, 1, 2]
-    assert (writer.free(), reader.num_waiting) == (3, 1)
-    for number in (4, 5):
-        _fill(writer, number)
-    assert _taken(reader, 3)["number"].tolist() == [3, 4, 5]  # around the end of the memory
-    assert Ring(shared, "r").num_written == 6  # a successor of the writer goes on there
-
-
 def _write_for_ever(path, blocks, start):
     ring, number = Ring(Memory(path, blocks), "r"), start
     while True:
@@ -274,22 +246,7 @@ def test_a_killed_writer_leaves_whole_rows_and_its_successor_goes_on(memory):
         assert expected >= start + 2000
 
 
-def test_ledger_rows_do_not_share_cells(memory):
-    shared = memory(Counters.blocks(2))
-    one, two = Counters(shared), Counters(shared)
-    one.actors[0, Actor.STEPS] = 5
-    one.actors[1, Actor.STEPS] = 2.0**52 + 1
-    assert two.actors[:, Actor.STEPS].tolist() == [5, 2**52 + 1]
-    assert two.learner.sum() == two.publisher.sum() == 0
-
-
 def test_percentile_is_the_class_that_holds_the_share():
     assert percentile(np.array([0, 5, 4, 1]), 0.5) == 1
     assert percentile(np.array([0, 5, 4, 1]), 0.99) == 3
     assert np.isnan(percentile(np.zeros(4, np.int64), 0.5))
-
-
-def test_no_memory_file_is_left_behind(memory):
-    made = memory({"a": Block(np.dtype("u1"), (64,))})
-    made.remove()
-    assert not [path for path in made.path.parent.glob(f"{PREFIX}{os.getpid()}-*") if path == made.path]

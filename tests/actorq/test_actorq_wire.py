@@ -110,15 +110,6 @@ def test_float_actors_get_real_numbers_within_half_a_step(precision: str, comm_b
     assert engines.load(arrived, "litert").measured
 
 
-def test_six_bits_on_the_wire_are_63_levels_in_the_int8_kernel():
-    policy = networks.dense([8, 256, 256, 4])
-    arrived = unpack(Packer("int8", 6).pack(policy))
-    wide = arrived.linear[1].weight
-    assert isinstance(wide, QuantizedTensor)
-    assert wide.codes.dtype == np.int8
-    assert np.unique(wide.codes).tolist() == list(range(-31, 32))
-
-
 @pytest.mark.parametrize("name", networks.EVERY)
 @pytest.mark.parametrize("compress", ["none", "zstd"])
 def test_every_network_arrives_and_still_acts_as_before(name: str, compress: str):

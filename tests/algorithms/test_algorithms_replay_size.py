@@ -9,14 +9,11 @@ import pytest
 from quarl.algorithms import learners
 from quarl.cli import main
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
 IMAGES = "difficult_environments:Images-v0"
 ROW = 2 * 4 * 84 * 84 + 8 + 16
 """Bytes: two observations, the action, and reward, end and time limit."""
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("words", [["train", "--params"], ["actorq", "--params", "learning_starts:100"]])

@@ -91,11 +91,6 @@ def test_the_origin_is_said(algo, env_id, origin):
 
 
 @zoo
-def test_atari_games_share_an_entry():
-    assert tuned.read("dqn", "PongNoFrameskip-v4", atari=True).written["frame_stack"] == 4
-
-
-@zoo
 @pytest.mark.parametrize("algo", ["dqn", "ppo", "a2c"])
 @pytest.mark.parametrize("env_id", ["PongNoFrameskip-v4", "Pong-v4", "mine:MyPong-v0"])
 def test_a_game_of_atari_is_preprocessed_with_and_without_the_zoo(algo, env_id, monkeypatch):

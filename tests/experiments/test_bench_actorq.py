@@ -12,8 +12,7 @@ import pytest
 
 import contracts
 from quarl.actorq.plan import Rates, Step
-from quarl.cli import main, parse
-from quarl.config import ActorQConfig, BenchActorQConfig, LatencyConfig
+from quarl.config import ActorQConfig, BenchActorQConfig
 from quarl.errors import QuarlError
 from quarl.experiments.methods import actorq, actorq_reward, actorq_speedup, actorq_throughput
 from quarl.experiments.methods.actorq import ADDED, settings_of, train, watch
@@ -23,6 +22,7 @@ from quarl.experiments.methods.actorq_speedup import speedups
 from quarl.experiments.methods.actorq_throughput import breakdown, throughput
 from quarl.experiments.methods.cells import Cells
 from quarl.report import actorq_reward_figures, schema
+from refusals import refused
 
 PROTOCOL = Path(__file__).resolve().parents[2] / "benchmarks" / "actorq_protocol.json"
 STEP_US = {"torch": 2000.0, "fp32": 400.0, "int8": 100.0}
@@ -40,18 +40,12 @@ def checked(command, rows):
 # cells
 
 
-def test_a_finished_cell_is_not_measured_again(tmp_path):
+def test_a_finished_cell_is_not_measured_again_unless_its_settings_are_others(tmp_path):
     first = cells(tmp_path).get("a", {"seconds": 1, "arms": ("x",)}, lambda: {"found": 1})
     again = cells(tmp_path).get("a", {"seconds": 1, "arms": ("x",)}, lambda: pytest.fail("measured twice"))
     assert first["found"] == again["found"] == 1
     assert set(again) == {"settings", "machine", "found"}
-
-
-def test_a_cell_of_other_settings_is_another(tmp_path):
-    for seconds in (1, 2):
-        cells(tmp_path).get("a", {"seconds": seconds}, lambda found=seconds: {"found": found})
-    for seconds in (1, 2):
-        assert cells(tmp_path).get("a", {"seconds": seconds}, lambda: pytest.fail("twice"))["found"] == seconds
+    assert cells(tmp_path).get("a", {"seconds": 2}, lambda: {"found": 2})["found"] == 2
 
 
 def test_a_cell_that_is_of_no_use_is_measured_again(tmp_path):
@@ -658,15 +652,6 @@ def test_the_committed_protocol_is_sound():
 # the command line
 
 
-def test_both_benches_are_parsed():
-    assert isinstance(parse(["bench", "latency", "--widths", "64,64"]), LatencyConfig)
-    found = parse(["bench", "actorq", "--what", "breakdown", "--arms", "int8"])
-    assert isinstance(found, BenchActorQConfig)
-    assert (
-        found.command_line() == "quarl bench actorq --what breakdown --arms int8 --seed 0 --output quarl-bench-actorq"
-    )
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -691,10 +676,7 @@ def test_both_benches_are_parsed():
 )
 def test_mistakes_are_one_line(words, said, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["bench", "actorq", *words.split()]) == 2
-    err = capsys.readouterr().err
-    assert len(err.splitlines()) == 1
-    assert said in err
+    assert said in refused(capsys, "bench", "actorq", *words.split())
     assert list(tmp_path.iterdir()) == []
 
 

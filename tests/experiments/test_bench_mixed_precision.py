@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from pathlib import Path
 
@@ -104,9 +103,7 @@ def test_every_precision_of_a_policy_is_timed_and_compared_with_float32(tmp_path
 def test_what_does_not_fit_into_the_time_is_extrapolated_and_said(tmp_path, capsys):
     words = "bench mixed-precision --policies 4,8 --batch-size 8 --seconds 1e-6 --threads 1 --dtypes fp32 fp16 -o out"
     assert main(words.split()) == 0
-    document = json.loads((tmp_path / "out" / "updates.json").read_text())
-    contracts.check(document)
-    for row in document["rows"]:
+    for row in contracts.read(tmp_path / "out" / "updates.json")["rows"]:
         assert (row["updates"], row["ci_low"], row["speedup_low"]) == (0, None, None)
         assert row["ms_per_update"] > 0
     shown = capsys.readouterr().out
@@ -157,9 +154,7 @@ def test_agents_of_every_precision_are_trained_and_compared_by_seed(tmp_path):
     words += ["--seeds", "1", "--episodes", "2", "--dtypes", "fp32", "fp16", "-o", str(tmp_path / "out")]
     words += ["--params", "learning_starts:40", "buffer_size:500", "train_freq:4"]
     assert main(["bench", "mixed-precision", "--what", "learning", *words]) == 0
-    document = json.loads((tmp_path / "out" / "learning.json").read_text())
-    contracts.check(document)
-    fp32, fp16 = document["rows"]
+    fp32, fp16 = contracts.read(tmp_path / "out" / "learning.json")["rows"]
     assert (fp32["env_steps"], fp32["updates"], fp32["seeds"], fp32["episodes"]) == (120, 20, 1, 2)
     assert fp32["difference"] is fp32["equal"] is None
     assert fp16["difference"] == pytest.approx(fp16["mean"] - fp32["mean"])

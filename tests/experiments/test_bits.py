@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import networks
 import quarl
-from quarl.cli import main, parse
+from quarl.cli import parse
 from quarl.config import PtqConfig
 from quarl.experiments import bits, precisions
 from quarl.experiments.methods import latency
@@ -23,6 +23,7 @@ from quarl.policy import artifact
 from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.operators import Dense
 from quarl.report import schema, tables
+from refusals import refused
 
 pytestmark = pytest.mark.slow
 
@@ -126,8 +127,7 @@ def test_a_loss_that_the_episodes_cannot_show_is_refused_with_how_many_could(tmp
     policy = replace(networks.dense([3, 32, 1]), head=head, provenance=Provenance(env_id="Pendulum-v1"))
     artifact.write(policy, tmp_path / "p.safetensors")
     words = ["--auto", "--max-loss", "0.0001%", "--episodes", "10", "--max-episodes", "20"]
-    assert main(["ptq", str(tmp_path / "p.safetensors"), *words, "-o", str(tmp_path / "out")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refused(capsys, "ptq", tmp_path / "p.safetensors", *words, "-o", tmp_path / "out")
     assert line.startswith("quarl: --max-loss 0.0001% cannot be shown even of int8: its return differs from fp32's by ")
     assert int(line.partition("and some ")[2].partition(" would tell")[0].replace(",", "")) > 20
     assert not (tmp_path / "out").exists()

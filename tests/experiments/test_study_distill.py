@@ -22,15 +22,12 @@ from quarl.experiments.plan import plan
 from quarl.experiments.store import Store
 from waiting import PATIENCE_S
 
+pytestmark = pytest.mark.usefixtures("elsewhere")
+
 Write = Callable[..., Path]
 DQN = "{algo: dqn, env: CartPole-v1, source: 'zoo:sb3'}"
 TRAINED = "{algo: a2c, env: CartPole-v1, source: train, n_timesteps: 64, deterministic: true}"
 SHORT = "rounds: 2, updates: 20, states: 100, validation: 10"
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def distilled(text: str = f"precision: int2e8, {SHORT}") -> str:
@@ -92,9 +89,7 @@ def test_a_killed_study_distils_again_and_its_rows_say_what_that_took(study_file
         exact = store.records()[0]
         assert (exact.state, exact.method) == ("done", "fp32")
     assert main(words) == 0
-    document = json.loads((tmp_path / "rows.json").read_text())
-    contracts.check(document)
-    rows: list[dict[str, Any]] = document["rows"]
+    rows: list[dict[str, Any]] = contracts.read(tmp_path / "rows.json")["rows"]
     assert [(row["algo"], row["method"], row["state"]) for row in rows] == [
         (algo, method, "done") for algo in ("dqn", "a2c") for method in ("fp32", "distill")
     ]

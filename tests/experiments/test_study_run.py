@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -23,16 +22,17 @@ from quarl.errors import QuarlError
 from quarl.evaluation import evaluate, record
 from quarl.experiments.cells import Cell, Job
 from quarl.experiments.play import make_worker, preload
-from quarl.experiments.source import Agent, digest
+from quarl.experiments.source import Agent
 from quarl.experiments.store import Store
 from quarl.files import locked
 from quarl.processes.child import kill_group
 from quarl.processes.pool import Bounds, LocalPool
 from quarl.quant.spec import QuantSpec
 from quarl.readers.load import read
+from refusals import refused
 from waiting import PATIENCE_S
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("elsewhere")]
 
 Write = Callable[..., Path]
 DQN = "{algo: dqn, env: CartPole-v1, source: 'zoo:zoo'}"
@@ -41,29 +41,15 @@ FP32 = "{method: fp32}"
 PTQ = "{method: ptq, precision: [8, 4]}"
 
 
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def run(path: Path, *words: object, code: int = 0, folder: str = "out") -> list[dict[str, Any]]:
     """The rows of a run."""
     rows = path.with_suffix(".json")
     assert main(["study", "run", str(path), "-o", folder, "--json", str(rows), *map(str, words)]) == code
-    document = json.loads(rows.read_text())
-    contracts.check(document)
-    return document["rows"]
+    return contracts.read(rows)["rows"]
 
 
 def without_time(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
-
-
-def fails(capsys: Any, *words: object) -> str:
-    assert main(["study", *map(str, words)]) == 2
-    captured = capsys.readouterr()
-    assert (captured.out, len(captured.err.splitlines())) == ("", 1)
-    return str(captured.err)
 
 
 def test_rows_are_what_evaluation_finds_and_a_second_run_measures_nothing(
@@ -230,15 +216,6 @@ def at_home(made: LocalPool, small_agents: Path, tmp_path: Path) -> LocalPool:
     return made
 
 
-def test_an_agent_that_was_retrained_since_the_plan_is_refused(made: LocalPool, small_agents: Path, tmp_path: Path):
-    sha256 = digest(small_agents / "zoo/dqn/CartPole-v1_1/CartPole-v1.zip")
-    made.prepare("same", cartpole(small_agents, tmp_path, sha256=sha256))
-    assert (prepared := until(made)).key == "same"
-    assert prepared.result.error == ""
-    made.prepare("other", cartpole(small_agents, tmp_path, sha256="0" * 64))
-    assert "is another file than when the study was planned" in until(made).result.error
-
-
 def test_a_cell_whose_worker_hangs_ends_at_its_limit(at_home: LocalPool):
     os.kill(at_home._workers["home"].group, signal.SIGSTOP)
     at_home.bounds = Bounds(minutes=0.01, memory_gb=4)
@@ -319,7 +296,7 @@ def test_a_dry_run_writes_nothing_and_counts_what_is_there(study_file: Write, tm
     capsys.readouterr()
     assert main(["study", "run", str(path), "-o", "out", "--dry-run", "--json", "dry.json"]) == 0
     assert "small: 3 done, 3 n/a" in capsys.readouterr().out
-    contracts.check(json.loads((tmp_path / "dry.json").read_text()))
+    contracts.read(tmp_path / "dry.json")
 
 
 def test_status_reads_while_another_runs(study_file: Write, tmp_path: Path, capsys: Any):
@@ -327,9 +304,7 @@ def test_status_reads_while_another_runs(study_file: Write, tmp_path: Path, caps
     capsys.readouterr()
     with locked(tmp_path / "out"):
         assert main(["study", "status", "out", "--json", "status.json"]) == 0
-    document = json.loads((tmp_path / "status.json").read_text())
-    contracts.check(document)
-    assert [(row["algo"], row["method"], row["done"]) for row in document["rows"]] == [
+    assert [(row["algo"], row["method"], row["done"]) for row in contracts.read(tmp_path / "status.json")["rows"]] == [
         ("dqn", "fp32", 1),
         ("dqn", "ptq", 2),
         ("a2c", "fp32", 1),
@@ -342,7 +317,7 @@ def test_a_second_run_in_one_folder_is_refused(study_file: Write, tmp_path: Path
     path = study_file(DQN, FP32)
     (tmp_path / "out").mkdir()
     with locked(tmp_path / "out"):
-        assert "another quarl run is at work in out" in fails(capsys, "run", path, "-o", "out")
+        assert "another quarl run is at work in out" in refused(capsys, "study", "run", path, "-o", "out")
 
 
 @pytest.mark.parametrize("method", ["ptq", "qat"])
@@ -354,11 +329,13 @@ def test_an_environment_of_one_s_own_is_played_where_the_command_names_its_modul
     policy += ", env_kwargs: {target: 0.25}, max_episode_steps: 8}"
     share = ", fine_tune: 1" if method == "qat" else ""
     path = study_file(f"{policy}\n{DQN}", f"{FP32}\n{{method: {method}, precision: 8{share}}}")
-    assert "line 6: unknown environment 'Needs-v0'" in fails(capsys, "run", path, "-o", "out")
+    assert "line 6: unknown environment 'Needs-v0'" in refused(capsys, "study", "run", path, "-o", "out")
     named = path.read_text().replace(name, f"'{needs}'")
     (tmp_path / "named.yml").write_text(named)
     # a file imports nothing, be the module named on the command line or not
-    assert "only your own words may name a module" in fails(capsys, "run", "named.yml", "--env-module", module)
+    assert "only your own words may name a module" in refused(
+        capsys, "study", "run", "named.yml", "--env-module", module
+    )
     rows = run(path, "--env-module", module, "--only", f"ppo/{name}")
     assert [(row["method"], row["env_id"], row["state"], row["mean"]) for row in rows] == [
         ("fp32", name, "done", 2.0),

@@ -18,8 +18,7 @@ def test_smoke_trains_quantises_reports_and_has_nothing_left_to_do(tmp_path: Pat
     monkeypatch.chdir(tmp_path)
     words = ["study", "run", "smoke", "-o", "out", "--jobs", "2", "--json", "rows.json"]
     assert main(words) == 0
-    document = json.loads(Path("rows.json").read_text())
-    contracts.check(document)
+    document = contracts.read("rows.json")
     states = [(row["algo"], row["state"]) for row in document["rows"]]
     assert states == [("ppo", "done")] * 5 + [("dqn", "done")] * 5 + [("ddpg", "na")] * 5
     assert all(row["measured"] for row in document["rows"][:10])

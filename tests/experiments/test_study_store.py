@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from quarl.__main__ import main
 from quarl.errors import QuarlError
 from quarl.experiments import store
 from quarl.experiments.cells import Cell
@@ -166,20 +165,16 @@ def test_who_reads_does_not_wait_for_who_writes(filled: Path):
 def test_a_row_that_no_cell_measured_is_one_line_in_every_verb(row: str, verb: str, filled: Path, capsys):
     with sqlite3.connect(filled / store.NAME) as database:
         database.execute("UPDATE cells SET row = ? WHERE state = 'done'", (row,))
-    assert main(["study", verb, str(filled)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"quarl: {filled / store.NAME} is damaged: ")
+    assert refused(capsys, "study", verb, filled).startswith(f"quarl: {filled / store.NAME} is damaged: ")
 
 
 @pytest.mark.parametrize("document", ["[]", "5", "{"])
 def test_a_study_that_is_not_values_by_name_is_one_line(document: str, filled: Path, capsys):
     with sqlite3.connect(filled / store.NAME) as database:
         database.execute("UPDATE study SET file = ?", (document,))
-    assert main(["study", "report", str(filled)]) == 2
-    assert "is damaged: a row " in capsys.readouterr().err
+    assert "is damaged: a row " in refused(capsys, "study", "report", filled)
 
 
 def test_a_pipe_is_not_a_study(tmp_path: Path, capsys):
     os.mkfifo(tmp_path / store.NAME)
-    assert main(["study", "status", str(tmp_path)]) == 2
-    assert "no study in " in capsys.readouterr().err
+    assert "no study in " in refused(capsys, "study", "status", tmp_path)

@@ -21,7 +21,6 @@ from quarl.experiments.store import Record
 from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, SweetSpotRow, TrainedRow
 from quarl.report import schema, style, tables
 from quarl.report.figures import bits_against_return
-from quarl.report.tables import to_markdown
 
 Write = Callable[..., Path]
 WEIGHTS = {"weight_min": -1.0, "weight_max": 3.0, "weight_std": 0.5}
@@ -224,14 +223,6 @@ def test_what_was_not_measured_is_listed_with_its_reason():
     ]
 
 
-def test_the_figure_of_bits_says_what_its_axes_and_lines_are():
-    drawn = bits_against_return(
-        summaries.means(grouped([done(name, [1.0, 2.0]) for name in ("fp32", "int8")])), "title"
-    )
-    assert (drawn.get_supxlabel(), drawn.get_supylabel()) == ("precision of the weights, in bits", "return")
-    assert [text.get_text() for text in drawn.axes[0].get_legend().get_texts()] == ["scheme: default"]
-
-
 def test_means_of_one_episode_are_drawn_without_an_interval():
     (axes,) = bits_against_return(
         summaries.means(grouped([done(name, [1.0]) for name in ("fp32", "int8")])), "title"
@@ -282,21 +273,6 @@ def test_agents_of_one_pair_have_titles_with_their_source():
     ]
 
 
-def test_titles_stay_over_their_panels():
-    names = ("MountainCarContinuous-v0", "hub_of_someone/BipedalWalkerHardcore-v3")
-    records = [
-        done(name, [1.0, 2.0], env_id=env_id, source=source)
-        for env_id in names
-        for source in ("zoo:sb2", "zoo:sb3")
-        for name in ("fp32", "int8")
-    ]
-    drawn = bits_against_return(summaries.means(grouped(records)), "title")
-    drawn.draw_without_rendering()
-    for axes in drawn.axes:
-        (title,) = (text for text in axes.get_children() if getattr(text, "get_text", str)() == axes.get_title("left"))
-        assert title.get_window_extent().width < axes.get_window_extent().width
-
-
 def test_what_was_trained_for_a_precision_stands_over_it():
     rows = summaries.means(grouped([done(name, [1.0, 2.0]) for name in ("fp32", "int8", "int4")]))
     trained = [
@@ -329,15 +305,6 @@ def test_the_report_s_sentences_count_every_cell_without_a_result():
     assert study_report._sentences(none, records[:1]) == ["Every cell was measured."]
 
 
-def test_markdown_is_the_table_as_the_terminal_has_it():
-    excluded = summaries.excluded([done("int8", [], state="na", error="a|b", result={})])
-    table = tables.cells(ExcludedRow, list(map(dataclasses.asdict, excluded)))
-    text = to_markdown(table, "Not measured")
-    assert text.splitlines()[0] == "## Not measured"
-    assert "| ddpg | Hopper | ptq | 1 | n/a | a\\|b |" in text
-    assert "agents from zoo:sb3" in text
-
-
 @pytest.mark.slow
 def test_the_report_of_a_run_is_a_page_tables_and_figures(study_file: Write, tmp_path: Path, capsys: Any):
     policies = "{algo: dqn, env: CartPole-v1, source: 'zoo:zoo'}\n{algo: ddpg, env: CartPole-v1, source: train}"
@@ -352,11 +319,9 @@ def test_the_report_of_a_run_is_a_page_tables_and_figures(study_file: Write, tmp
     shown = capsys.readouterr().out
     for title in ("Return and error", "Sweet spots", "Not measured"):
         assert title in shown
-    document = json.loads((tmp_path / "rows.json").read_text())
-    contracts.check(document)
-    assert document == json.loads((out / "rows.json").read_text())
+    assert contracts.read(tmp_path / "rows.json") == json.loads((out / "rows.json").read_text())
     for name in ("errors", "sweet-spots", "excluded"):
-        contracts.check(json.loads((out / f"{name}.json").read_text()))
+        contracts.read(out / f"{name}.json")
     page = (out / "report.html").read_text()
     assert page.count("<svg") == 1
     assert "ddpg needs a continuous action space" in page

@@ -20,6 +20,7 @@ from quarl.errors import QuarlError, note_once
 from quarl.export.contract import digests
 from quarl.qat.policies import QatPolicy
 from quarl.readers import load, sb3
+from refusals import refused
 from sb3_archives import unzipped, zipped
 
 GOLDEN = Path(__file__).parents[1] / "golden/train/dqn/CartPole-v1_1"
@@ -139,9 +140,9 @@ def test_verbs_tell_what_they_do_with_a_saved_model(tmp_path: Path, capsys: Any,
     agent = quarl.load("agent.zip")
     assert agent.quantize("w3a8") is agent.quantize("int3", mode="static") is agent
     assert "the policy is int3 static already: its codes and grids are kept" in capsys.readouterr().err
-    for refused in ({"precision": "int8"}, {"precision": 3, "scheme": "plain-2020"}):
+    for other in ({"precision": "int8"}, {"precision": 3, "scheme": "plain-2020"}):
         with pytest.raises(QuarlError, match=r"int3 static already|unknown scheme"):
-            agent.quantize(**refused)
+            agent.quantize(**other)
     np.save("seen.npy", rows(model))
     words = ["--observations", "seen.npy", "-o", "out"]
     assert main(["export", "agent.zip", "--to", "c", *words]) == 0
@@ -196,7 +197,6 @@ def test_a_plan_that_is_missing_or_malformed_is_refused_in_a_line(what: str, tmp
     change, words = BROKEN[what]
     change(data["policy_kwargs"]["qat"])
     path.write_bytes(zipped(members | {"data": json.dumps(data).encode()}))
-    assert main(["eval", str(path), "--env", "CartPole-v1"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refused(capsys, "eval", path, "--env", "CartPole-v1")
     assert words in line
     assert str(path) in line

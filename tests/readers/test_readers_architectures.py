@@ -399,30 +399,6 @@ def test_rl_games_actor():
     assert policy.ops[0].clip == 5
 
 
-def test_fast_td3s_normaliser_and_actor():
-    class Actor(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Sequential(
-                nn.Linear(12, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU()
-            )
-            self.fc_mu = nn.Sequential(nn.Linear(16, 3), nn.Tanh())
-            self.register_buffer("noise_scales", torch.rand(4, 1))
-
-        def forward(self, obs: torch.Tensor) -> torch.Tensor:
-            return self.fc_mu(self.net(obs))
-
-    normaliser = EmpiricalNormalization(12)
-    normaliser._mean += 1
-    policy = from_module(
-        nn.Sequential(normaliser, Actor()),
-        (12,),
-        head=ActionHead("clip", -np.ones(3, "f4"), np.ones(3, "f4")),
-    )
-    assert kinds(policy) == ["Normalize", "Dense", "relu", "Dense", "relu", "Dense", "relu", "Dense"]
-    assert policy.head.kind == "tanh"
-
-
 @pytest.mark.parametrize("separate", [True, False])
 def test_dueling_networks_take_the_mean_out_in_the_layer(separate: bool):
     def forward(m: Any, x: torch.Tensor) -> torch.Tensor:

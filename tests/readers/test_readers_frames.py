@@ -160,9 +160,8 @@ def test_a_typed_frame_stack_is_used_for_statistics_of_one_frame(
 def test_another_number_of_frames_is_one_line(config: str, model: PPO, tmp_path: Path):
     path = saved(model, tmp_path)
     (tmp_path / ENV / "config.yml").write_text(f"normalize: true\n{config.replace('VECTOR', VEC_FRAME_STACK)}\n")
-    with pytest.raises(QuarlError, match=r"shape \(3,\), but the policy observes \(9,\)") as caught:
+    with pytest.raises(QuarlError, match=r"shape \(3,\), but the policy observes \(9,\)"):
         read(path)
-    assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("before", [[1.0], [[1.0, 2.0, 3.0]], [1.0, 2.0, float("inf")], ["a", "b", "c"], "abc", {}])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import shutil
 import sys
 import warnings
 from pathlib import Path
@@ -86,12 +85,6 @@ def test_the_best_model_of_a_run_shares_its_statistics(agents: Path):
     policy = load.read(agents / "sb3/a2c/Hopper-v3_1/best_model.zip")
     assert policy.provenance.env_id == "Hopper-v3"
     assert isinstance(policy.ops[0], Normalize)
-
-
-def test_the_wrong_algorithm_is_named(agents: Path, tmp_path: Path):
-    shutil.copytree(agents / "sb3/ppo/CartPole-v1_1", tmp_path / "dqn/CartPole-v1_1")
-    with pytest.raises(QuarlError, match="it is a ppo agent, not dqn"):
-        sb3.read_zip(find.in_zoo(tmp_path, "dqn", "CartPole-v1"), algo="dqn")
 
 
 @pytest.fixture

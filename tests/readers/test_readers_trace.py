@@ -134,9 +134,8 @@ REFUSED: list[tuple[str, Any, str]] = [
 @pytest.mark.parametrize(("function", "word"), [pytest.param(f, w, id=name) for name, f, w in REFUSED])
 def test_what_is_outside_the_set_is_refused_by_name(function: Any, word: str):
     module = function if isinstance(function, nn.Module) else Calls(function)
-    with pytest.raises(UnsupportedError, match=word) as caught:
+    with pytest.raises(UnsupportedError, match=word):
         from_module(module, (4,), head=ActionHead("argmax"))
-    assert "\n" not in str(caught.value)
 
 
 def test_arithmetic_of_bytes_is_refused():

@@ -12,7 +12,6 @@ from quarl.errors import QuarlError
 from quarl.policy.graph import Provenance
 from quarl.policy.operators import Normalize
 from quarl.readers import find, zoo
-from sb3_archives import zipped
 
 
 def make(folder: Path, *names: str) -> Path:
@@ -20,11 +19,6 @@ def make(folder: Path, *names: str) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
     return folder
-
-
-def agents(folder: Path, *names: str) -> None:
-    for name in names:
-        (make(folder, name) / name).write_bytes(zipped({"data": b"{}", "policy.pth": b""}))
 
 
 def settings(tmp_path: Path, config: str = "", args: str = "") -> tuple[Provenance, Normalize | None]:
@@ -37,7 +31,6 @@ def settings(tmp_path: Path, config: str = "", args: str = "") -> tuple[Provenan
 def refusal(tmp_path: Path, config: str) -> str:
     with pytest.raises(QuarlError) as caught:
         settings(tmp_path, config)
-    assert "\n" not in str(caught.value)
     assert "config.yml" in str(caught.value)
     return str(caught.value)
 
@@ -120,37 +113,6 @@ def test_statistics_of_the_older_zoo_get_the_wrapper_s_defaults(tmp_path: Path):
 class RunningMeanStd:
     def __init__(self) -> None:
         self.mean, self.var, self.count = np.array([1.0, 2.0]), np.array([3.0, 4.0]), 5.0
-
-
-class VecNormalize:
-    def __init__(self) -> None:
-        self.obs_rms, self.norm_obs, self.epsilon, self.clip_obs = RunningMeanStd(), True, 1e-8, 10.0
-
-
-@pytest.mark.parametrize("name", ["vec_normalize.pkl", "vecnormalize.pkl", "model_vecnormalize.pkl"])
-def test_statistics_beside_a_lone_zip_are_its_own(tmp_path: Path, name: str):
-    make(tmp_path, "model.zip")
-    (tmp_path / name).write_bytes(pickle.dumps(VecNormalize()))
-    found = zoo.read_settings(tmp_path / "model.zip")[1]
-    assert isinstance(found, Normalize)
-    assert found.mean.tolist() == [1.0, 2.0]
-
-
-def test_statistics_among_several_agents_belong_to_the_one_they_are_called_after(tmp_path: Path):
-    agents(tmp_path, "a.zip", "b.zip")
-    (tmp_path / "vecnormalize.pkl").write_bytes(pickle.dumps(VecNormalize()))
-    with pytest.raises(QuarlError, match=r"beside a\.zip too, .*call it b_vecnormalize\.pkl"):
-        zoo.read_settings(tmp_path / "b.zip")
-    (tmp_path / "vecnormalize.pkl").rename(tmp_path / "b_vecnormalize.pkl")
-    assert zoo.read_settings(tmp_path / "b.zip")[1] is not None
-    assert zoo.read_settings(tmp_path / "a.zip")[1] is None
-
-
-def test_statistics_of_a_checkpoint_callback_are_those_of_its_step(tmp_path: Path):
-    agents(tmp_path, "rl_model_500_steps.zip", "rl_model_1000_steps.zip")
-    (tmp_path / "rl_model_vecnormalize_1000_steps.pkl").write_bytes(pickle.dumps(VecNormalize()))
-    assert zoo.read_settings(tmp_path / "rl_model_1000_steps.zip")[1] is not None
-    assert zoo.read_settings(tmp_path / "rl_model_500_steps.zip")[1] is None
 
 
 def test_folders_are_called_as_in_the_zoo():

@@ -8,7 +8,6 @@ import itertools
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_rgba
 from rich.console import Console
 
 import contracts
@@ -266,17 +265,6 @@ def test_throughput_has_a_bar_an_arm_and_a_tick_where_it_was_predicted():
     assert axes.get_ylim()[0] == pytest.approx(0.1)
 
 
-def test_an_arm_has_one_colour_in_every_figure():
-    (left,) = actorq_figures.throughput(RATES, "").axes
-    (right,) = actorq_reward_figures.times(REWARDS, "").axes
-    colours = [
-        {container.get_label(): container[0].get_facecolor() for container in axes.containers[:2]}
-        for axes in (left, right)
-    ]
-    assert colours[0] == colours[1]
-    assert colours[0]["int8"] == to_rgba(style.SERIES[3])
-
-
 def test_the_breakdown_stacks_all_parts_but_the_waits():
     panels = actorq_figures.breakdown(BREAKDOWN, "").axes
     assert [panel.get_title(loc="left") for panel in panels] == ["every 30 steps", "every 300 steps"]
@@ -323,18 +311,3 @@ def test_every_row_can_be_printed(command, rows, shown):
     text = console.export_text()
     for words in shown:
         assert words in text
-
-
-@pytest.mark.slow
-def test_figures_are_drawn_and_saved(tmp_path):
-    drawn = {
-        "times": actorq_reward_figures.times(REWARDS, "t"),
-        "throughput": actorq_figures.throughput(RATES, "t"),
-        "breakdown": actorq_figures.breakdown(BREAKDOWN, "t"),
-        "staleness": actorq_figures.staleness(STALENESS, "t"),
-        "curves": actorq_reward_figures.curves([], "t"),
-        "ratios": actorq_reward_figures.ratios([], "t"),
-    }
-    for name, found in drawn.items():
-        assert style.to_svg(found).endswith("</svg>\n")
-        style.save(found, tmp_path / f"{name}.png")

@@ -35,16 +35,6 @@ def test_each_model_has_a_panel_on_the_same_axis_with_its_extent():
     assert "a2c $1$" in style.to_svg(drawn)
 
 
-def test_a_long_path_stays_over_its_panel():
-    drawn = weights_of_models(
-        [model("/a/folder/of/agents/in/the/zoo_s_layout/sb3/dqn/CartPole-v1_1/CartPole-v1.zip", 2.0)], ""
-    )
-    drawn.draw_without_rendering()
-    (axes,) = drawn.axes
-    (title,) = (text for text in axes.get_children() if getattr(text, "get_text", str)() == axes.get_title("left"))
-    assert title.get_window_extent().width < axes.get_window_extent().width
-
-
 def test_more_models_than_fit_are_left_out_and_said_so():
     drawn = weights_of_models([model(str(n), 1.0) for n in range(MAX_MODELS + 2)], "title")
     assert len(drawn.axes) == MAX_MODELS

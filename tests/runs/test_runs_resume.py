@@ -32,18 +32,11 @@ from quarl.runs.checkpointer import AgentCheckpointer
 from quarl.runs.folder import RunFolder
 from quarl.runs.replay import StoredReplay
 from quarl.runs.train import Training
+from refusals import refused
 
 
 def resuming(algo, env, *more):
     return ["train", "--resume", "--algo", algo, "--env", env, *map(str, more)]
-
-
-def refused(capsys, words):
-    """The one line in which a command line is refused."""
-    capsys.readouterr()
-    assert main(words) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
 
 
 def equal(one, other):
@@ -126,7 +119,7 @@ def test_a_longer_run_explores_no_more_and_learns_no_faster_than_where_it_stoppe
 @pytest.mark.parametrize("verb", [["train"], ["train", "--qat", "8"], ["sweep", "--seeds", "1", "--bits", "8"]])
 def test_a_run_that_would_learn_nothing_is_refused_before_it_begins(verb, tmp_path, capsys):
     words = ["--algo", "dqn", "--env", "CartPole-v1", "-n", "500", "--params", "learning_starts:1000", "train_freq:16"]
-    error = refused(capsys, [*verb, *words])
+    error = refused(capsys, *verb, *words)
     assert "learning starts after step 1,000 and the run ends at 500: nothing would be learned; raise -n or" in error
     assert not list(tmp_path.rglob("*.zip"))
 
@@ -273,7 +266,7 @@ def test_a_signal_in_the_last_evaluation_leaves_a_finished_run(tmp_path, capsys,
 @pytest.mark.slow
 def test_quantisation_goes_on_acting_and_other_bits_are_refused_in_one_line(tmp_path, capsys):
     train(tmp_path, "dqn", "CartPole-v1", 512, "--qat", "w4a8", "--quant-delay", "200")
-    error = refused(capsys, resuming("dqn", "CartPole-v1", "--qat", "w8a8", "-n", 1024))
+    error = refused(capsys, *resuming("dqn", "CartPole-v1", "--qat", "w8a8", "-n", 1024))
     assert "w4a8" in error
     assert "w8a8" in error
     for more, said in (
@@ -302,7 +295,7 @@ def test_quantisation_goes_on_acting_and_other_bits_are_refused_in_one_line(tmp_
 )
 def test_what_cannot_be_resumed_is_one_line(more, said, tmp_path, capsys):
     train(tmp_path, "a2c", "CartPole-v1", 128)
-    assert said in refused(capsys, ["train", "--resume", "--algo", "a2c", *more])
+    assert said in refused(capsys, "train", "--resume", "--algo", "a2c", *more)
 
 
 @pytest.mark.slow
@@ -361,7 +354,7 @@ def args(change):
 def test_a_run_whose_files_are_damaged_or_gone_is_refused(damage, said, tmp_path, capsys):
     train(tmp_path, "a2c", "CartPole-v1", 128)
     damage(tmp_path / "logs/a2c/CartPole-v1_1")
-    assert said in refused(capsys, resuming("a2c", "CartPole-v1", "-n", 999))
+    assert said in refused(capsys, *resuming("a2c", "CartPole-v1", "-n", 999))
 
 
 def buffer(cls=ReplayBuffer, size=8, **kwargs):
@@ -480,4 +473,4 @@ def test_checkpoints_with_right_checksums_and_wrong_contents_are_one_line(tmp_pa
     ]
     for changed, said in cases:
         checkpoint_file.write(path, {**facts, **changed}, arrays)
-        assert said in refused(capsys, resuming("a2c", "CartPole-v1", "-n", 256))
+        assert said in refused(capsys, *resuming("a2c", "CartPole-v1", "-n", 256))

@@ -302,10 +302,3 @@ def test_wrappers_and_frames_replace_those_of_the_tuned_hyper_parameters(tmp_pat
     agent = quarl.load(settings.parent)
     assert agent.policy.observation_shape == (15,)
     assert agent.evaluate(episodes=3).lengths.max() == 7
-
-
-def test_a_limit_out_of_a_file_that_no_evaluation_could_wait_for_is_refused_before_training(tmp_path, capsys):
-    long = "env_kwargs:dict(max_episode_steps=1000000000000)"
-    assert main(words("ppo", "CartPole-v1", 128, long, folder=tmp_path)) == 2
-    assert "max_episode_steps is 1,000,000,000,000: episodes of more than 120,000 steps" in capsys.readouterr().err
-    assert not any(tmp_path.iterdir())

@@ -16,22 +16,19 @@ def model(algo, kwargs, env="CartPole-v1"):
     return session.model
 
 
-@pytest.mark.parametrize("algo", ["dqn", "ppo"])
-def test_the_zoo_s_spelling_of_weight_decay_reaches_the_optimiser(algo):
-    found = model(algo, "dict(net_arch=[8], optimizer_kwargs=dict(weight_decay=1e-4))")
-    assert found.policy.optimizer.defaults["weight_decay"] == 1e-4
-
-
-def test_another_optimiser_has_it_too():
-    found = model("a2c", "dict(optimizer_class=RMSprop, optimizer_kwargs=dict(weight_decay=1e-3))")
-    assert type(found.policy.optimizer).__name__ == "RMSprop"
-    assert found.policy.optimizer.defaults["weight_decay"] == 1e-3
-
-
-def test_actor_and_critic_both_decay():
-    found = model("ddpg", "dict(net_arch=[8], optimizer_kwargs=dict(weight_decay=1e-4))", "Pendulum-v1")
-    for network in (found.actor, found.critic):
-        assert network.optimizer.defaults["weight_decay"] == 1e-4
+@pytest.mark.parametrize(
+    ("algo", "env", "chosen", "name"),
+    [
+        ("dqn", "CartPole-v1", "", "Adam"),
+        ("ppo", "CartPole-v1", "", "Adam"),
+        ("a2c", "CartPole-v1", "optimizer_class=RMSprop, ", "RMSprop"),
+        ("ddpg", "Pendulum-v1", "", "Adam"),
+    ],
+)
+def test_the_zoo_s_spelling_of_weight_decay_reaches_every_optimiser(algo, env, chosen, name):
+    found = model(algo, f"dict({chosen}net_arch=[8], optimizer_kwargs=dict(weight_decay=1e-4))", env)
+    for network in (found.actor, found.critic) if algo == "ddpg" else (found.policy,):
+        assert (type(network.optimizer).__name__, network.optimizer.defaults["weight_decay"]) == (name, 1e-4)
 
 
 def test_what_a2c_would_drop_in_silence_is_refused(capsys, tmp_path):

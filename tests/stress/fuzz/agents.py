@@ -14,7 +14,7 @@ from gymnasium import spaces
 from stable_baselines3 import HerReplayBuffer
 from supported import ACTIONS, BOX, GOALS, OBSERVATIONS, model
 
-from stress.fuzz import seeds
+from sb3_archives import unzipped, zipped
 
 MORE = Path(__file__).resolve().parents[4] / "shared" / "agents-more"
 OF_CONTRIB = ("trpo", "tqc", "crossq", "ars", "qrdqn", "maskableppo")
@@ -24,10 +24,10 @@ SERIALIZED = ("policy_class", "policy_kwargs", "observation_space", "action_spac
 
 def needed(agent: bytes) -> bytes:
     """The zip of Stable-Baselines3 without what no reader looks at, so that mutations meet what it does."""
-    members = seeds.unzipped(agent)
+    members = unzipped(agent)
     data = json.loads(members["data"])
     kept = {key: value for key, value in data.items() if key in SERIALIZED or not isinstance(value, dict | list)}
-    return seeds.zipped({"data": json.dumps(kept).encode(), "policy.pth": members["policy.pth"]})
+    return zipped({"data": json.dumps(kept).encode(), "policy.pth": members["policy.pth"]})
 
 
 @cache

@@ -22,10 +22,11 @@ import torch
 from onnx import helper, numpy_helper
 
 from quarl.runs import checkpoint, checkpoint_file
+from sb3_archives import saved, unzipped, zipped
 from stress.fuzz import foreign as other
 from stress.fuzz import frozen, mutate, seeds
 from stress.fuzz.pickles import Call, Name, pickled
-from stress.fuzz.seeds import ENV, unzipped, zipped
+from stress.fuzz.seeds import ENV
 from stress.hostile.sizes import edited
 
 Generator = Callable[[random.Random, Path], Path]
@@ -221,9 +222,7 @@ def names(rng: random.Random, folder: Path) -> Path:
     tensors = {f"{name}.weight": torch.ones(2, 3), f"{name}.bias": torch.zeros(2)}
     match rng.randrange(4):
         case 0:
-            buffer = io.BytesIO()
-            torch.save(tensors, buffer)
-            return put(folder, "m.pt", buffer.getvalue())
+            return put(folder, "m.pt", saved(tensors))
         case 1:
             import safetensors.torch  # here: only this kind needs it
 
@@ -259,8 +258,6 @@ def numbers(rng: random.Random, folder: Path) -> Path:
     arrays = {f"a/{part}": np.full((4, 3) if part == "weight" else 4, odd32) for part in ("weight", "bias")}
     attributes = seeds.sb2_data("ddpg") | {"observation_range": (-odd, odd)}
     state = {"a.weight": torch.full((2, 3), float(odd32)), "a.bias": torch.full((2,), float(odd32))}
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
     match rng.randrange(6):
         case 0:
             return put(folder, "policy.quarl", edited(edit))
@@ -269,7 +266,7 @@ def numbers(rng: random.Random, folder: Path) -> Path:
         case 2:
             return put(folder, f"{ENV}.pkl", pickled((attributes, list(seeds.sb2_arrays("ddpg").values()))))
         case 3:
-            return put(folder, "m.pt", buffer.getvalue())
+            return put(folder, "m.pt", saved(state))
         case 4:
             grids = {"observation": [odd, 0, 8], "a": [0.1, odd, 8]}
             return put(folder, "policy.quarl", edited(lambda manifest: manifest | {"grids": grids}, quantized=True))
@@ -304,11 +301,9 @@ def tensors(rng: random.Random, folder: Path) -> Path:
             {"weight": [dense] * 3},
         )
     )
-    buffer = io.BytesIO()
-    torch.save({"a.weight": value, "a.bias": torch.zeros(2)}, buffer)
     # PyTorch's own reader would set these names, and call them afterwards
     shadowed = {b"\x08\0\0\0x_detach": b"\x06\0\0\0detach", b"\x07\0\0\0x_numel": b"\x05\0\0\0numel"}
-    members = unzipped(buffer.getvalue())
+    members = unzipped(saved({"a.weight": value, "a.bias": torch.zeros(2)}))
     for name, raw in members.items() if rng.random() < 0.8 else ():
         for before, after in shadowed.items():
             raw = raw.replace(before, after)
@@ -332,9 +327,7 @@ def parts(rng: random.Random, folder: Path) -> Path:
             text = json.dumps(header).encode()
             return put(folder, "m.safetensors", len(text).to_bytes(8, "little") + text + bytes(4))
     state = {f"layer{n}.weight": torch.ones(1, 1) for n in range(min(count, 9000))}
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return put(folder, "m.pt", buffer.getvalue())
+    return put(folder, "m.pt", saved(state))
 
 
 def configurations(rng: random.Random, folder: Path) -> Path:

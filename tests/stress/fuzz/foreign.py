@@ -24,6 +24,7 @@ from quarl.engines.onnx import write
 from quarl.inert import zip as container
 from quarl.quant.spec import QuantSpec
 from quarl.readers.weights_only import wire
+from sb3_archives import saved
 from stress.fuzz import mutate, seeds
 from stress.fuzz.frozen import graph, protobuf
 
@@ -100,14 +101,8 @@ def frozen_opens(data: bytes) -> None:
 def torch_files() -> tuple[bytes, ...]:
     """A state dict, and a checkpoint with one in it; the first in the format before PyTorch 1.6 too."""
     state = {"a.weight": torch.ones(2, 3), "a.bias": torch.zeros(2), "c.weight": torch.ones(1, 2, 1, 1).half()}
-    files = []
-    for value in (state, {"epoch": 1, "model": state, "optimizer": {"state": {0: {"step": torch.ones(())}}}}):
-        buffer = io.BytesIO()
-        torch.save(value, buffer)
-        files.append(buffer.getvalue())
-    buffer = io.BytesIO()
-    torch.save(state, buffer, _use_new_zipfile_serialization=False)
-    return (*files, buffer.getvalue())
+    checkpoint = {"epoch": 1, "model": state, "optimizer": {"state": {0: {"step": torch.ones(())}}}}
+    return saved(state), saved(checkpoint), saved(state, _use_new_zipfile_serialization=False)
 
 
 def torch_inside(rng: random.Random, data: bytes) -> bytes:

@@ -6,16 +6,14 @@ import base64
 import contextlib
 import copy
 import hashlib
-import io
 import json
 import random
 import struct
-import zipfile
 from collections.abc import Callable
 from typing import Any
 
+from sb3_archives import unzipped, zipped
 from stress.fuzz.pickles import pickle_opcodes
-from stress.fuzz.seeds import zipped
 
 Mutator = Callable[[random.Random, bytes], bytes]
 NUMBERS = (0, 1, -1, 2, 255, 256, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**64, -(2**63), 10**30, 0.5, 1e308)
@@ -153,8 +151,7 @@ def npy_header(rng: random.Random, data: bytes) -> bytes:
 
 def member(rng: random.Random, data: bytes) -> bytes:
     """The zip with one member changed by its own kind's mutator, or the set of members changed; CRCs are right."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        members = {info.filename: archive.read(info) for info in archive.infolist()}
+    members = unzipped(data)
     name = rng.choice(list(members))
     match rng.randrange(12):
         case 0:

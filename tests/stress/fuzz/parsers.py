@@ -31,6 +31,7 @@ from quarl.readers import load, normalizer, sb2, sb3, weights_only, zoo
 from quarl.readers.weights_only import read_model
 from quarl.report import schema, tables, weight_figures
 from quarl.runs import checkpoint
+from sb3_archives import zipped
 from stress.fuzz import agents, mutate, seeds
 from stress.fuzz import foreign as other
 
@@ -84,7 +85,7 @@ def parsers() -> dict[str, Parser]:
         return zoo.read_settings(folder / f"{ENV}.zip")
 
     def attributes(data: bytes, folder: Path) -> Any:
-        agent = seeds.zipped({"data": data, "policy.pth": weights[b"policy_delay" in data]})
+        agent = zipped({"data": data, "policy.pth": weights[b"policy_delay" in data]})
         return sb3.read_zip(_put(agent, folder, "agent.zip"))
 
     def described(data: bytes) -> Any:

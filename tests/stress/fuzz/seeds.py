@@ -10,8 +10,6 @@ import io
 import json
 import pickle
 import tempfile
-import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +24,12 @@ from quarl.policy import artifact
 from quarl.policy.graph import ActionHead, ActivationGrid, Policy, QuantizedPolicy
 from quarl.policy.operators import OBSERVATION, Activation, Add, Dense, LayerNorm, Normalize, QuantizedTensor
 from quarl.quant.spec import QuantSpec
+from sb3_archives import saved, zipped
 from stress.fuzz.pickles import Call, Name, pickled
 
 Array = NDArray[Any]
 OBSERVED, HIDDEN, ACTIONS = 3, 4, 2
 ENV = "CartPole-v1"
-
-
-def zipped(members: Mapping[str, bytes]) -> bytes:
-    """A zip archive with these members, stored."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, data in members.items():
-            archive.writestr(zipfile.ZipInfo(name), data)
-    return buffer.getvalue()
-
-
-def unzipped(data: bytes) -> dict[str, bytes]:
-    """The members of a zip archive."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        return {info.filename: archive.read(info) for info in archive.infolist()}
 
 
 def npy(array: Array) -> bytes:
@@ -92,9 +76,7 @@ def sb3_weights(*, continuous: bool = False) -> bytes:
     sizes = ((HIDDEN, OBSERVED), (ACTIONS, HIDDEN))
     state = {f"{name}.weight": torch.ones(size) for name, size in zip(names, sizes, strict=True)}
     state |= {f"{name}.bias": torch.zeros(size[0]) for name, size in zip(names, sizes, strict=True)}
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getvalue()
+    return saved(state)
 
 
 def sb3_zip(*, continuous: bool = False) -> bytes:

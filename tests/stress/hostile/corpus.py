@@ -23,10 +23,11 @@ from pathlib import Path
 
 from quarl.readers import weights_only
 from quarl.readers.load import read as load_policy
+from sb3_archives import unzipped, zipped
 from stress.fuzz import seeds
 from stress.fuzz.campaign import outcome
 from stress.fuzz.pickles import pickled
-from stress.fuzz.seeds import ENV, sb3_agent, zipped, zoo_run
+from stress.fuzz.seeds import ENV, sb3_agent, zoo_run
 from stress.hostile import foreign, kinds, sizes
 from stress.hostile.pickles import payloads, system
 
@@ -102,7 +103,7 @@ def _blob(payload: bytes) -> dict[str, str]:
 
 
 def _sb2_zip(**replaced: bytes) -> bytes:
-    return zipped(seeds.unzipped(seeds.sb2_zip("ppo2")) | replaced)
+    return zipped(unzipped(seeds.sb2_zip("ppo2")) | replaced)
 
 
 def _data(canary: Path) -> Iterator[Row]:
@@ -119,7 +120,7 @@ def _data(canary: Path) -> Iterator[Row]:
         yield mechanism, f"data-{key}", {"agent.zip": sb3_agent({**seeds.sb3_data(), key: entry})}
     kwargs = {"activation_fn": f"dict(x=__import__('os').system('touch {canary}'))"}
     yield "code as text", "policy-kwargs-code", {"agent.zip": sb3_agent({**seeds.sb3_data(), "policy_kwargs": kwargs})}
-    old = json.loads(seeds.unzipped(seeds.sb2_zip("ppo2"))["data"])
+    old = json.loads(unzipped(seeds.sb2_zip("ppo2"))["data"])
     old["cliprange"] = _blob(armed["partial"])
     yield mechanism, "sb2-zip-data", {"agent.zip": _sb2_zip(data=json.dumps(old).encode())}
 
@@ -127,7 +128,7 @@ def _data(canary: Path) -> Iterator[Row]:
 def _torch(canary: Path) -> Iterator[Row]:
     mechanism = "pickle of PyTorch"
     armed = payloads(canary)
-    weights = seeds.unzipped(seeds.sb3_weights())
+    weights = unzipped(seeds.sb3_weights())
     pickle_member = next(name for name in weights if name.endswith("data.pkl"))
     for kind in ("reduce-protocol-2", "getattr", "newobj", "runstring"):
         infected = zipped({**weights, pickle_member: armed[kind]})
@@ -214,16 +215,10 @@ def _archives(canary: Path) -> Iterator[Row]:
         archive.writestr("policy.pth", seeds.sb3_weights())
         archive.writestr("policy.pth", payloads(canary)["reduce"])
     yield "zip member names", "duplicate-members", {"agent.zip": buffer.getvalue()}
-    bomb = io.BytesIO()
-    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("data", b"[" + b" " * 2**25 + b"]")
-        archive.writestr("policy.pth", seeds.sb3_weights())
-    yield "decompression bomb", "zip-bomb", {"agent.zip": bomb.getvalue()}
-    inner = io.BytesIO()
-    with zipfile.ZipFile(inner, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/data.pkl", pickled({}, 2))
-        archive.writestr("archive/data/0", b"\0" * 2**25)
-    yield "decompression bomb", "torch-bomb", {"agent.zip": sb3_agent(policy__pth=inner.getvalue())}
+    members = {"data": b"[" + b" " * 2**25 + b"]", "policy.pth": seeds.sb3_weights()}
+    yield "decompression bomb", "zip-bomb", {"agent.zip": zipped(members, zipfile.ZIP_DEFLATED)}
+    weights = zipped({"archive/data.pkl": pickled({}, 2), "archive/data/0": b"\0" * 2**25}, zipfile.ZIP_DEFLATED)
+    yield "decompression bomb", "torch-bomb", {"agent.zip": sb3_agent(policy__pth=weights)}
     lying = bytearray(sb3_agent())
     at = lying.rindex(b"PK\x01\x02")
     lying[at + 20 : at + 28] = b"\xfe\xff\xff\xff" * 2  # packed and unpacked size in the directory

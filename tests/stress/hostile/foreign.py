@@ -11,11 +11,10 @@ import onnx
 from ai_edge_litert import schema_py_generated as schema
 from onnx import helper, numpy_helper
 
+from sb3_archives import unzipped, zipped
 from stress.fuzz import foreign as other
-from stress.fuzz import seeds
 from stress.fuzz.frozen import constant, field, floats, listed, node, varint
 from stress.fuzz.pickles import pickled
-from stress.fuzz.seeds import zipped
 from stress.hostile.pickles import payloads
 
 Files = dict[str, bytes]
@@ -36,7 +35,7 @@ def rows(canary: Path) -> Iterator[Row]:
 def _torch(canary: Path) -> Iterator[Row]:
     mechanism = "pickle of PyTorch"
     (weights, *_) = other.torch_files()
-    members = seeds.unzipped(weights)
+    members = unzipped(weights)
     member = next(name for name in members if name.endswith("data.pkl"))
     for kind, payload in payloads(canary).items():
         yield mechanism, f"state-dict-{kind}", {"m.pt": zipped({**members, member: payload})}

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sb3_archives import saved, unzipped, zipped
 from stress.fuzz import agents, seeds
 from stress.fuzz.pickles import Call, Name
 from stress.fuzz.seeds import ACTIONS, HIDDEN, OBSERVED
@@ -116,14 +117,13 @@ def _quantiles(outputs: int) -> dict[str, tuple[int, int]]:
 
 def _renormed(kwargs: dict[str, Any], **numbers: torch.Tensor | None) -> dict[str, bytes]:
     """A CrossQ agent that was told so, with other numbers in its first renormalisation."""
-    members = seeds.unzipped(agents.saved()[agents.OF_CONTRIB.index("crossq")])
+    members = unzipped(agents.saved()[agents.OF_CONTRIB.index("crossq")])
     data = json.loads(members["data"])
     state = torch.load(io.BytesIO(members["policy.pth"]), weights_only=True)
     state |= {f"actor.latent_pi.0.{name}": numbers[name] for name in numbers}
-    buffer = io.BytesIO()
-    torch.save({name: tensor for name, tensor in state.items() if tensor is not None}, buffer)
+    weights = saved({name: tensor for name, tensor in state.items() if tensor is not None})
     data["policy_kwargs"] |= kwargs
-    return {"agent.zip": seeds.zipped({"data": json.dumps(data).encode(), "policy.pth": buffer.getvalue()})}
+    return {"agent.zip": zipped({"data": json.dumps(data).encode(), "policy.pth": weights})}
 
 
 def _of(
@@ -133,7 +133,5 @@ def _of(
     entry = {":serialized:": base64.b64encode(policy_class).decode(), "__module__": f"sb3_contrib.{kind}.policies"}
     state = {f"{name}.weight": torch.ones(size) for name, size in layers.items()}
     state |= {f"{name}.bias": torch.zeros(size[0]) for name, size in layers.items()}
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
     data = {**seeds.sb3_data(), "policy_class": entry, **told}
-    return {"agent.zip": seeds.sb3_agent(data, policy__pth=buffer.getvalue())}
+    return {"agent.zip": seeds.sb3_agent(data, policy__pth=saved(state))}
