@@ -1,8 +1,7 @@
-"""Affine quantisation: the one place where a real number becomes an integer code.
+"""Affine quantization: the only module that turns real numbers into integer codes.
 
-Every function takes numpy arrays or torch tensors alike: it uses only the methods that both spell the same way
-(`round` is half-to-even in both), so training, calibration and engines share one rounding rule without this
-module importing torch.
+All functions accept numpy arrays and torch tensors. They call only methods that both libraries spell alike (`round` is
+half-to-even in both). So training, calibration and engines share one rounding rule, and this module needs no torch.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from quarl.arrays import Array
 from quarl.quant.spec import integer_range
 
 TINY = float(np.finfo(np.float32).tiny)
-"""The smallest scale: below the normal float32 numbers 1/scale overflows."""
+"""Smallest scale: 1/scale of a denormal float32 overflows."""
 MID_RISE = -0.5
-"""The zero point of a grid whose levels lie on both sides of 0 and not on it: half a step, one and a half, ..."""
+"""Zero point of a mid-rise grid, whose levels are ±0.5, ±1.5, ... steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,28 +26,34 @@ class QParams:
 
     scale: Any
     zero_point: Any
-    """0, the int, where the grid is symmetric; MID_RISE, the float, where it has no level at 0."""
+    """The int 0 for a symmetric grid; the float MID_RISE for a grid without a level at 0."""
     qmin: int
     qmax: int
 
     @property
     def mid_rise(self) -> bool:
-        """Whether the grid has no level at 0, and so all 2**n codes have their opposite."""
+        """Return whether the grid has no level at 0, so that each of its 2**n levels has an opposite."""
         return type(self.zero_point) is float
 
 
 def choose_qparams(low: Array, high: Array, bits: int, *, symmetric: bool, mid_rise: bool = False) -> QParams:
-    """Parameters whose grid covers [low, high] and holds 0 exactly (Jacob et al. 2018, section 2.1).
+    """Return parameters whose grid covers [low, high] and contains 0 exactly (Jacob et al. 2018, section 2.1).
 
-    low, high: float arrays of one shape (scalars, or one per channel). Ranges without width, with infinities or
-    with denormals get a finite positive scale; NaN counts as 0. mid_rise: no level is 0, and two bits give four levels
-    where a symmetric grid with a 0 has three (Gersho and Gray 1992, section 5.2).
+    Empty ranges, infinities and denormals give a finite positive scale. NaN counts as 0.
+
+    Args:
+        low: Lower ends of the ranges, a scalar or one per channel.
+        high: Upper ends, of the same shape.
+        bits: Width of the codes.
+        symmetric: Whether the zero point is 0.
+        mid_rise: Whether the grid leaves out 0. Two bits then have four levels instead of three (Gersho and Gray 1992,
+            section 5.2).
     """
     limit = np.float64(np.finfo(np.float32).max) / 4  # keeps high - low finite in float32
-    low = np.fmax(np.fmin(np.asarray(low, np.float64), 0.0), -limit)  # of NaN and a number these take the number
+    low = np.fmax(np.fmin(np.asarray(low, np.float64), 0.0), -limit)  # fmin and fmax ignore NaN
     high = np.fmin(np.fmax(np.asarray(high, np.float64), 0.0), limit)
     qmin, qmax = integer_range(bits, symmetric=symmetric and not mid_rise)
-    if mid_rise:  # a row of zeros gets the smallest numbers there are: it has no level for them
+    if mid_rise:  # a row of zeros has no level at 0, so it gets the smallest step
         step = np.maximum(np.maximum(-low, high) / (qmax - MID_RISE), 2 * TINY)
         return QParams(step.astype(np.float32), MID_RISE, qmin, qmax)
     scale = np.maximum(-low, high) / qmax if symmetric else (high - low) / (qmax - qmin)
@@ -60,14 +65,14 @@ def choose_qparams(low: Array, high: Array, bits: int, *, symmetric: bool, mid_r
 
 
 def unit_grid(bits: int, *, mid_rise: bool) -> QParams:
-    """The symmetric grid of step 1 that has so many bits."""
+    """Return the symmetric grid of step 1 and that many bits."""
     return QParams(1.0, MID_RISE if mid_rise else 0, *integer_range(bits, symmetric=not mid_rise))
 
 
 def quantize(x: Any, q: QParams) -> Any:
-    """Integer codes of x, as floats of x's kind and shape: clamp(round(x / scale) + zero_point), ties to even.
+    """Return the integer codes of x as floats of its type and shape: clamp(round(x / scale) + zero_point).
 
-    Source: ONNX QuantizeLinear. The caller stores them in the integer type that holds `qmin..qmax`.
+    Ties round to even, as in ONNX's QuantizeLinear. The caller stores the codes in an integer type for `qmin..qmax`.
 
     >>> quantize(np.float32([0.05, -0.26]), QParams(np.float32(0.1), 0, -127, 127)).tolist()
     [0.0, -3.0]
@@ -81,19 +86,19 @@ def quantize(x: Any, q: QParams) -> Any:
 
 
 def _is_affine(q: QParams) -> bool:
-    """False for a symmetric grid, which saves a pass over the numbers."""
+    """Return False for a symmetric grid, which saves a pass over the numbers."""
     return not (isinstance(q.zero_point, int) and q.zero_point == 0)
 
 
 def dequantize(codes: Any, q: QParams) -> Any:
-    """The real numbers that `codes` stand for: (codes - zero_point) * scale, float32."""
+    """Return the real numbers of `codes`: (codes - zero_point) * scale, float32."""
     return (codes - q.zero_point) * q.scale if _is_affine(q) else codes * q.scale
 
 
 def fake_quantize(x: Any, q: QParams) -> Any:
-    """x moved to the nearest point of the grid, still float (the forward pass of quantisation-aware training).
+    """Return x moved to the nearest level of the grid, in float: the forward pass of quantization-aware training.
 
-    `dequantize(quantize(x))` in fewer passes: integers lose nothing when the zero point moves into the bounds.
+    Equals `dequantize(quantize(x))` in fewer passes, because moving an integer zero point into the bounds is exact.
     """
     if q.mid_rise:
         return dequantize(quantize(x, q), q)
@@ -101,18 +106,18 @@ def fake_quantize(x: Any, q: QParams) -> Any:
 
 
 def quantize_rows(rows: Array, bits: int = 8) -> tuple[Array, QParams]:
-    """(codes [B, K], their scale and zero point [B, 1]), all float32, of rows [B, K] quantised each on its own.
+    """Quantize each row of [B, K] on its own; return codes [B, K] with their scales and zero points [B, 1], float32.
 
-    The arithmetic is XNNPACK's (`qd8`), in float32 and in its order, so that the integer reference and the LiteRT
-    kernels agree on every code: the range includes 0, the zero point is that of the two candidates (from the low or
-    the high end) which errs less, and unlike `quantize` it multiplies by the reciprocal of the scale, which once in
-    some thousand codes rounds to the other side.
+    The arithmetic is XNNPACK's (`qd8`), in float32 and in its order, so the integer reference and the LiteRT kernels
+    agree on every code. The range includes 0. The zero point is taken from the end of the range that gives the smaller
+    error. Unlike `quantize`, rows are multiplied by the reciprocal of the scale. That rounds about one code in some
+    thousand differently.
     """
     qmin, qmax = (np.float32(v) for v in integer_range(bits, symmetric=False))
     low = np.minimum(rows.min(axis=1, keepdims=True, initial=0.0), np.float32(0)).astype(np.float32)
     high = np.maximum(rows.max(axis=1, keepdims=True, initial=0.0), np.float32(0)).astype(np.float32)
     width = high - low
-    wide = width > np.float32(TINY) * (qmax - qmin)  # of a narrower row 1/scale would overflow: it counts as zeros
+    wide = width > np.float32(TINY) * (qmax - qmin)  # 1/scale of a narrower row would overflow: treat it as zeros
     inverse = np.where(wide, (qmax - qmin) / np.where(wide, width, np.float32(1)), np.float32(1))
     low_scaled, high_scaled = low * inverse, high * inverse
     from_low, from_high = qmin + low_scaled, qmax + high_scaled
@@ -123,10 +128,16 @@ def quantize_rows(rows: Array, bits: int = 8) -> tuple[Array, QParams]:
 
 
 def requantize(accumulator: Array, multiplier: Array, zero_point: int, qmin: int, qmax: int) -> Array:
-    """int32 accumulators to the next layer's codes: clamp(round(float32(acc) * multiplier) + zero_point).
+    """Return codes of the next layer from int32 accumulators: clamp(round(float32(acc) * multiplier) + zero_point).
 
-    One float32 product, ties to even, as XNNPACK's fp32 requantisation does it; multiplier is the float32 value of
-    input_scale * weight_scale / output_scale, per channel.
+    Computes one float32 product with ties to even, as XNNPACK's fp32 requantization.
+
+    Args:
+        accumulator: Integer sums of products.
+        multiplier: float32 value of input_scale * weight_scale / output_scale, per channel.
+        zero_point: Zero point of the next layer's codes.
+        qmin: Smallest code.
+        qmax: Largest code.
     """
     scaled = accumulator.astype(np.float32) * multiplier
     codes: Array = scaled.round() + np.float32(zero_point)
@@ -134,21 +145,29 @@ def requantize(accumulator: Array, multiplier: Array, zero_point: int, qmin: int
 
 
 def quantize_away(x: Array, q: QParams) -> Array:
-    """`quantize` with ties away from zero, as TensorFlow Lite's reference kernels round numbers: C's round().
+    """Quantize with ties away from zero, like C's round() in TensorFlow Lite's reference kernels.
 
     >>> quantize_away(np.float32([0.5, -2.5, 2.4]), QParams(np.float32(1), 0, -127, 127)).tolist()
     [1.0, -3.0, 2.0]
     """
-    steps = (x / q.scale).astype(np.float64)  # in which a half is added without rounding
+    steps = (x / q.scale).astype(np.float64)  # adding a half is exact in float64
     codes: Array = np.copysign(np.floor(np.abs(steps) + 0.5), steps) + q.zero_point
     return codes.clip(q.qmin, q.qmax).astype(np.float32)
 
 
 def requantize_twice(accumulator: Array, multiplier: Array, zero_point: int, qmin: int, qmax: int) -> Array:
-    """`requantize` in integers, as TensorFlow Lite's reference kernels do it (Jacob et al. 2018, section 2.2).
+    """Requantize in integers, like TensorFlow Lite's reference kernels (Jacob et al. 2018, section 2.2).
 
-    The multiplier is a fraction of 31 bits and a power of two. The high half of the doubled product is rounded, ties
-    away from zero but for the negative ones, then what the power shifts out of it, ties away from zero.
+    The multiplier becomes a 31-bit fraction and a power of two. The product is rounded twice: first to the high half of
+    the doubled product (ties away from zero for positive numbers only), then by the shift of the power of two (ties
+    away from zero).
+
+    Args:
+        accumulator: Integer sums of products.
+        multiplier: As in `requantize`.
+        zero_point: Zero point of the next layer's codes.
+        qmin: Smallest code.
+        qmax: Largest code.
     """
     fraction, exponent = np.frexp(multiplier.astype(np.float64))
     fixed = np.where(exponent < -31, 0, fraction * 2.0**31).astype(np.int64)  # 24 bits of it: exact
@@ -163,10 +182,11 @@ def requantize_twice(accumulator: Array, multiplier: Array, zero_point: int, qmi
 
 
 def quarl_2020(weights: Array, bits: int) -> tuple[Array, np.float32]:
-    """(codes, step) of the original `new_ptq.py` formula; codes * step is its fake-quantised tensor, bit for bit.
+    """Return (codes, step) of the formula in the original `new_ptq.py`.
 
-    step = (|min| + |max|) / 2**n, codes = rint(W / step): anchored at 0, never clipped, so up to 2**n + 1 levels.
-    A zero tensor, which the original turned into NaN, keeps its zeros.
+    codes * step equals its fake-quantized tensor bit for bit. step = (|min| + |max|) / 2**n and codes = rint(W / step),
+    which are anchored at 0 and never clipped: up to 2**n + 1 levels. A tensor of zeros, which gave NaN in the original,
+    keeps its zeros.
     """
     low, high = weights.min(initial=np.inf), weights.max(initial=-np.inf)
     step = np.float32((np.abs(low) + np.abs(high)) / np.float32(2**bits))

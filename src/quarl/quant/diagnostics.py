@@ -1,4 +1,4 @@
-"""What quantisation does to one tensor: noise, clipping, the levels of its grid, and how its numbers lie."""
+"""Effects of quantization on one tensor: noise, clipping, grid levels and histograms."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ MAX_GRID_LEVELS = 4096
 
 
 def sqnr_db(x: Array, quantized: Array) -> float:
-    """Signal-to-quantisation-noise ratio in decibels: 10 log10(sum x^2 / sum (x - quantized)^2).
+    """Return the signal-to-quantization-noise ratio in decibels: 10 log10(sum x^2 / sum (x - quantized)^2).
 
-    Infinite where the two are equal, minus infinity where x is all zero and `quantized` is not.
+    The ratio is infinite if the two are equal, and minus infinity if only x is all zero.
     """
     signal = float(np.sum(np.square(x, dtype=np.float64)))
     noise = float(np.sum(np.square(x.astype(np.float64) - quantized)))
@@ -25,13 +25,13 @@ def sqnr_db(x: Array, quantized: Array) -> float:
 
 
 def saturation(x: Array, q: QParams) -> float:
-    """Share of x whose nearest level would lie outside qmin..qmax, 0..1: what clipping moved."""
+    """Return the share of x that is clipped, 0..1: its nearest level would be outside qmin..qmax."""
     codes = (x.astype(np.float64) / q.scale).round() + q.zero_point
     return float(np.mean((codes < q.qmin) | (codes > q.qmax))) if x.size else 0.0
 
 
 def coarsest_grid(q: QParams) -> Array:
-    """Every level of the channel with the widest step, ascending, float32."""
+    """Return all levels of the channel with the widest step, ascending, float32."""
     if q.qmax - q.qmin >= MAX_GRID_LEVELS:
         return np.zeros(0, np.float32)
     scale, zero_point = np.broadcast_arrays(np.float32(q.scale), np.float32(q.zero_point))
@@ -41,14 +41,14 @@ def coarsest_grid(q: QParams) -> Array:
 
 
 def histogram(x: Array, bins: int = HISTOGRAM_BINS) -> tuple[Array, Array]:
-    """Counts int64 [bins] of the numbers x and the edges float64 [bins + 1], from the smallest to the largest.
+    """Return counts int64 [bins] of x and the bin edges float64 [bins + 1], from the smallest to the largest.
 
-    Numbers that lie closer together than float64 can part into bins get a wider range around them.
+    If float64 cannot split the range of x into that many bins, the range is widened.
     """
     low, high = float(x.min()), float(x.max())
     room = bins * 4 * np.spacing(max(abs(low), abs(high)))
     if high - low < room:
-        # as numpy does for numbers that are all the same
+        # numpy does the same if all numbers are equal
         reach = max(room, 0.5 if low == high else 0.0)
         low, high = low - reach, high + reach
     counts, edges = np.histogram(x.astype(np.float64), bins=bins, range=(low, high))

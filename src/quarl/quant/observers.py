@@ -1,7 +1,7 @@
-"""Ranges of real numbers: what a quantiser's grid should cover.
+"""Observers: ranges of real numbers for a quantizer's grid.
 
-Each takes [channels, samples] numbers and gives one (low, high) per channel, (0, 0) where none is finite. A per-tensor
-range is the case of one channel.
+Each observer maps [channels, samples] numbers to one (low, high) per channel, and to (0, 0) if a channel has no finite
+number. A per-tensor range has one channel.
 """
 
 from __future__ import annotations
@@ -15,13 +15,20 @@ from quarl.quant.affine import choose_qparams, fake_quantize
 SHRINKS = np.linspace(1.0, 0.2, 41)
 """Fractions of the full range that the MSE search tries."""
 PERCENTILE = 99.9
-"""The high end of the percentile range; the low end is 100 minus it."""
+"""High end of the percentile range; the low end is 100 minus this."""
 
 
 def observe(x: Array, kind: str, *, bits: int = 8, symmetric: bool = True) -> tuple[Array, Array]:
-    """(low, high) of x [channels, samples], float64 [channels], by a Scheme's name: minmax, percentile or mse.
+    """Return the range of each channel, (low, high), both float64 [channels].
 
-    bits, symmetric: of the grid, which mse asks for its error.
+    Args:
+        x: Numbers [channels, samples].
+        kind: Observer of a Scheme: minmax, percentile or mse.
+        bits: Width of the grid, which mse needs.
+        symmetric: Kind of the grid, which mse needs.
+
+    Raises:
+        QuarlError: The observer is unknown.
     """
     match kind:
         case "minmax":
@@ -36,10 +43,10 @@ def observe(x: Array, kind: str, *, bits: int = 8, symmetric: bool = True) -> tu
 
 
 def finite_extent(x: Array) -> tuple[Array, Array]:
-    """Smallest and largest finite number of each row of x [channels, samples]; 0 where there is none."""
+    """Return the smallest and the largest finite number of each row of x [channels, samples], or 0 if it has none."""
     if x.shape[1]:
         low, high = x.min(axis=1), x.max(axis=1)
-        if np.isfinite(low).all() and np.isfinite(high).all():  # minimum and maximum pass every NaN on
+        if np.isfinite(low).all() and np.isfinite(high).all():  # min and max propagate NaN
             return low, high
     finite = np.isfinite(x)
     low = np.min(x, axis=1, where=finite, initial=np.inf)
@@ -48,7 +55,7 @@ def finite_extent(x: Array) -> tuple[Array, Array]:
 
 
 def percentiles(x: Array) -> tuple[Array, Array]:
-    """The range between two percentiles of each row, so that rare outliers saturate."""
+    """Return the range between two percentiles of each row, so that rare outliers saturate."""
     finite = np.where(np.isfinite(x), x, np.nan)
     finite = np.where(np.isnan(finite).all(axis=1, keepdims=True), 0.0, finite) if x.size else np.zeros((len(x), 1))
     low, high = np.nanpercentile(finite, [100 - PERCENTILE, PERCENTILE], axis=1)
@@ -56,7 +63,7 @@ def percentiles(x: Array) -> tuple[Array, Array]:
 
 
 def least_error(x: Array, bits: int, *, symmetric: bool) -> tuple[Array, Array]:
-    """The shrunken extent of each row whose n-bit grid leaves the least squared error on it."""
+    """Return the shrunken range of each row whose n-bit grid has the least squared error on it."""
     x = np.where(np.isfinite(x), x, np.float32(0))
     low, high = finite_extent(x)
     best, shrink = np.full(len(x), np.inf), np.ones(len(x))

@@ -1,7 +1,7 @@
-"""n-bit codes to bytes and back, for every n in 2..64, in one layout.
+"""Pack n-bit codes into bytes and unpack them, for every n in 2..64, in one layout.
 
-Up to 32 bits, eight bytes of codes are squeezed at once, by shifts and masks on 64-bit numbers; what is wider is taken
-apart into single bits.
+Up to 32 bits, shifts and masks on 64-bit numbers pack eight bytes of codes at once. Wider codes are split into single
+bits.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 from quarl.arrays import Array
 
 AT_ONCE = 2**18
-"""Bytes of codes that are worked on together: few enough for the processor's cache, enough for numpy's calls."""
+"""Bytes of codes per block: small enough for the processor's cache, large enough to hide numpy's call overhead."""
 Joint = tuple[int, np.uint64, np.uint64 | None]
-"""(word of the stream where a group starts, bit in it, 64 - bit where the group reaches into the next word)."""
+"""(first word of a group in the stream, first bit in that word, 64 - bit if the group reaches into the next word)."""
 
 
 def storage_dtype(low: int, high: int) -> np.dtype[Any]:
-    """The smallest signed numpy integer type that holds low..high."""
+    """Return the smallest signed numpy integer type that holds low..high."""
     for dtype in (np.int8, np.int16, np.int32):
         if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
             return np.dtype(dtype)
@@ -29,12 +29,12 @@ def storage_dtype(low: int, high: int) -> np.dtype[Any]:
 
 
 def packed_size(count: int, bits: int) -> int:
-    """Bytes that `count` codes of `bits` bits take: rounded up to a whole byte at the end, once."""
+    """Return the bytes of `count` codes of `bits` bits, rounded up to a whole byte once at the end."""
     return (count * bits + 7) // 8
 
 
 def pack(codes: Array, bits: int) -> bytes:
-    """Two's-complement codes of any shape, row-major, as a stream of `bits`-bit fields, lowest bit first.
+    """Return two's-complement codes of any shape, row-major, as a stream of `bits`-bit fields, lowest bit first.
 
     8, 16 and 32 bits are the machine's little-endian integers; 4 bits put two codes in a byte, low nibble first.
     """
@@ -50,7 +50,7 @@ def pack(codes: Array, bits: int) -> bytes:
 
 
 def unpack(data: bytes | memoryview, bits: int, count: int) -> Array:
-    """The `count` codes that `pack` wrote, sign-extended, in the smallest type that holds n-bit codes."""
+    """Return the `count` codes that `pack` wrote, sign-extended, in the smallest type that holds n-bit codes."""
     if len(data) != packed_size(count, bits):
         raise ValueError(f"{count} codes of {bits} bits take {packed_size(count, bits)} bytes, got {len(data)}")
     if bits in (8, 16, 32):
@@ -60,13 +60,13 @@ def unpack(data: bytes | memoryview, bits: int, count: int) -> Array:
     if bits < 32:
         return _spread(data, bits, count)
     each = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little", count=count * bits).reshape(count, bits)
-    wide = np.repeat(each[:, -1:], 64, axis=1)  # the sign bit fills what is above the field
+    wide = np.repeat(each[:, -1:], 64, axis=1)  # extend the sign above the field
     wide[:, :bits] = each
     return np.packbits(wide.reshape(-1), bitorder="little").view("<i8").astype(np.int64)
 
 
 def _to_nibbles(flat: Array) -> bytes:
-    """Four bits are what kernels read and what is published most: a third of the general way's time."""
+    """Pack 4-bit codes, which kernels and published weights use most, in a third of the general path's time."""
     pairs = (np.append(flat, np.int8(0)) if len(flat) % 2 else flat).view("<u2")
     packed = np.empty(len(pairs), np.uint8)
     for start in range(0, len(pairs), AT_ONCE):

@@ -1,8 +1,8 @@
-"""Output-aware rounding: codes chosen for what the layer computes, not for what the weights are.
+"""Output-aware rounding: choose codes that minimize the error of a layer's output.
 
-A layer's output error on calibration inputs X is e H e^T for a weight error e and H = X^T X / N. Rounding one column
-at a time and letting the columns that are still free make up for each error is GPTQ (Frantar et al. 2023,
-algorithm 1, after Hassibi & Stork's optimal brain surgeon).
+The output error on calibration inputs X is e H e^T, for a weight error e and H = X^T X / N. GPTQ rounds one column at a
+time and lets the remaining columns compensate for each error (Frantar et al. 2023, algorithm 1, after Hassibi & Stork's
+optimal brain surgeon).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from quarl.arrays import Array
 from quarl.quant.affine import QParams, choose_qparams, dequantize, fake_quantize, quantize
 
 DAMPING = 0.01
-"""Share of H's mean diagonal added to its diagonal: what calibration never saw is rounded to nearest."""
+"""Share of H's mean diagonal added to its diagonal, so that inputs absent from calibration round to nearest."""
 TRIES = 8
-"""Grids for a row that does not reach the end of the first."""
+"""Limit of finer grids for a row that does not reach the end of its grid."""
 BLOCK = 32
-"""Columns that meet the errors of all columns before them in one product."""
+"""Columns per block; errors of all earlier columns reach a block in one matrix product."""
 
 
 def second_moment(inputs: Array) -> Array:
-    """H = X^T X / N of calibration inputs X [N, K], damped: float64 [K, K], positive definite."""
+    """Return H = X^T X / N of calibration inputs X [N, K], damped: float64 [K, K], positive definite."""
     x = inputs.astype(np.float64)
     h = x.T @ x / max(len(x), 1)
     mean = float(np.mean(np.diag(h)))
@@ -32,9 +32,14 @@ def second_moment(inputs: Array) -> Array:
 
 
 def output_aware_qparams(weight: Array, h: Array, bits: int, shrinks: Array, *, mid_rise: bool = False) -> QParams:
-    """Symmetric per-channel grids of weight [out, K] whose nearest rounding leaves the least output error e H e^T.
+    """Return the symmetric per-channel grids whose nearest rounding has the least output error e H e^T.
 
-    The scale of each channel is the best of the full range times `shrinks`.
+    Args:
+        weight: Weight matrix [out, K].
+        h: Second moment of the inputs [K, K].
+        bits: Width of the codes.
+        shrinks: Factors of the full range to try; each channel takes the best one.
+        mid_rise: Whether the grids leave out 0.
     """
     high = np.abs(weight).max(axis=1, keepdims=True)
     tried = high * np.reshape(shrinks, (-1, 1, 1))
@@ -50,20 +55,25 @@ def output_aware_qparams(weight: Array, h: Array, bits: int, shrinks: Array, *, 
 
 
 def gptq(weight: Array, h: Array, q: QParams) -> Array:
-    """Codes [out, K] of weight [out, K] on the symmetric grid q (scale [out, 1]), rounded output-aware.
+    """Return output-aware codes [out, K], as floats like those of `quantize`.
 
-    Columns are taken in order of falling diag(H), so that the directions that matter most are rounded first, while
-    the most columns are still free to make up for it. Float codes, as `quantize` gives them.
+    Columns are rounded in the order of falling diag(H): the most important directions come first, when most columns can
+    still compensate.
 
-    With H = U U^T, U upper triangular, the output error of a row of errors e is |e U|^2, and column k of e U holds
-    no error of a later column: each weight is rounded where it cancels what the columns before it have left there.
-    These are the paper's codes, which it finds from the inverse of H.
+    With H = U U^T, U upper triangular, the output error of a row of errors e is |e U|^2, and column k of e U contains
+    no error of a later column. So each weight is rounded to cancel the errors of the columns before it. The codes equal
+    the paper's, which computes them from the inverse of H.
+
+    Args:
+        weight: Weight matrix [out, K].
+        h: Second moment of the inputs [K, K].
+        q: Symmetric grid with scales [out, 1].
     """
     return _one_by_one(weight, *_pull(h), q)
 
 
 def _pull(h: Array) -> tuple[Array, Array]:
-    """The order of the columns, and U in that order over its diagonal: how errors of columns pull on later ones."""
+    """Return the order of the columns, and U in that order divided by its diagonal: the effect on later columns."""
     order = np.argsort(-np.diag(h), kind="stable")
     backwards = order[::-1]
     upper = np.linalg.cholesky(h[np.ix_(backwards, backwards)])[::-1, ::-1]
@@ -71,8 +81,8 @@ def _pull(h: Array) -> tuple[Array, Array]:
 
 
 def _one_by_one(weight: Array, order: Array, pull: Array, q: QParams) -> Array:
-    """The codes of `gptq`."""
-    w = weight.T[order].astype(np.float64)  # transposed: a column of the weight lies in one piece
+    """Return the codes of `gptq`."""
+    w = weight.T[order].astype(np.float64)  # transposed, so that a column of the weight is contiguous
     row = replace(q, scale=q.scale[:, 0])
     codes = np.empty_like(w)
     errors = np.empty_like(w)
@@ -88,10 +98,17 @@ def _one_by_one(weight: Array, order: Array, pull: Array, q: QParams) -> Array:
 
 
 def to_the_ends(weight: Array, h: Array, q: QParams) -> tuple[Array, QParams]:
-    """`gptq` on grids whose outermost code each row uses, so that a row's largest number alone tells its scale.
+    """Round like `gptq` on grids whose outermost code each row uses, so that a row's largest number tells its scale.
 
-    A row that does not reach the end of its grid is rounded again on a finer one, TRIES times at most. Returns float
-    codes [out, K] and their grids.
+    A row that does not reach the end of its grid is rounded again on a finer one, at most TRIES times.
+
+    Args:
+        weight: Weight matrix [out, K].
+        h: Second moment of the inputs [K, K].
+        q: Symmetric grid to begin with, scales [out, 1].
+
+    Returns:
+        Float codes [out, K] and their grids.
     """
     order, pull = _pull(h)
     codes = _one_by_one(weight, order, pull, q)
