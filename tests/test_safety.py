@@ -168,7 +168,7 @@ def test_a_parameter_whose_state_shadows_a_method_is_read_as_it_is(name: str, tm
     path = tmp_path / "m.pt"
     path.write_bytes(parameter_with(name))
     assert name.encode() in path.read_bytes()
-    (layer,) = weights_only.read(path)
+    (layer,) = weights_only.read_weights(path)
     assert as_float32(layer.weight).tolist() == [[1.0] * 3] * 2
 
 

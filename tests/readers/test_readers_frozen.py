@@ -29,7 +29,7 @@ from stress.fuzz.frozen import (
 
 def read(tmp_path: Path, data: bytes):
     (tmp_path / "graph.pb").write_bytes(data)
-    return weights_only.read(tmp_path / "graph.pb")
+    return weights_only.read_weights(tmp_path / "graph.pb")
 
 
 def refusal(tmp_path: Path, data: bytes) -> str:

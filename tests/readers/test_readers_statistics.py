@@ -18,7 +18,7 @@ import quarl
 from quarl.__main__ import main
 from quarl.errors import QuarlError
 from quarl.policy.operators import Normalize
-from quarl.readers import zoo
+from quarl.readers import find, zoo
 from quarl.readers.load import read
 from quarl.readers.normalizer import sentence
 from sb3_archives import Still, write_run, zipped
@@ -63,7 +63,7 @@ def lay(tmp_path: Path, made: Path):
 
 
 def chosen(agent: Path, normalize: str | None = None) -> str:
-    found, _ = zoo.find_statistics(agent, normalize)
+    found, _ = zoo.find_statistics(agent, find.settings_folder(agent), normalize)
     return "none" if found is None else found.name
 
 

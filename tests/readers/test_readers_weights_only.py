@@ -48,7 +48,7 @@ def quantized(name: str, precision: str):
 
 def refusal(path: Path, said: str | None = None) -> str:
     with pytest.raises(QuarlError, match=said) as caught:
-        weights_only.read(path)
+        weights_only.read_weights(path)
     text = str(caught.value)
     assert "\n" not in text
     assert path.name in text
@@ -64,7 +64,7 @@ def refusal(path: Path, said: str | None = None) -> str:
 def test_an_onnx_file_of_a_policy_gives_its_weights_and_biases(tmp_path: Path, name: str, batch, precision: str):
     policy = quantized(name, precision)
     path = put(tmp_path / "p.onnx", write(policy, batch))
-    found = {layer.name.removesuffix(".weight"): layer for layer in weights_only.read(path)}
+    found = {layer.name.removesuffix(".weight"): layer for layer in weights_only.read_weights(path)}
     assert list(found) == [op.name for op in policy.linear]
     for op in policy.linear:
         layer = found[op.name]
@@ -78,7 +78,7 @@ def test_files_of_onnx_runtime_s_own_quantiser_are_on_its_scales(tmp_path: Path,
     monkeypatch.setattr("quarl.engines.onnx.Onnx", lambda policy, data, *_, **__: kept.append(data))
     policy = quantized("relu", "fp32")
     latency.by_onnxruntime(policy, 1)
-    layers = weights_only.read(put(tmp_path / "p.onnx", kept[0]))
+    layers = weights_only.read_weights(put(tmp_path / "p.onnx", kept[0]))
     assert len(layers) == len(policy.linear)
     for op, layer in zip(policy.linear, layers, strict=True):
         step = np.abs(op.weight).max() / 127
@@ -101,7 +101,7 @@ def initializer(name: str, array: np.ndarray):
 def read_onnx(folder: Path, nodes, arrays: dict[str, np.ndarray]):
     """The layers of a model of these operators and constants."""
     data = onnx_file(nodes, [initializer(name, np.asarray(array)) for name, array in arrays.items()])
-    return weights_only.read(put(folder / "m.onnx", data))
+    return weights_only.read_weights(put(folder / "m.onnx", data))
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -222,7 +222,7 @@ def test_weights_that_only_functions_of_the_file_read_are_known_by_name(tmp_path
     function = helper.make_function("own", "linear", ["x", "w"], ["y"], inner, opsets[:1])
     node = helper.make_node("linear", ["x", "fc.weight"], ["y"], domain="own")
     data = onnx_file([node], [initializer("fc.weight", random(2, 3))], functions=[function], opset_imports=opsets)
-    (layer,) = weights_only.read(put(tmp_path / "m.onnx", data))
+    (layer,) = weights_only.read_weights(put(tmp_path / "m.onnx", data))
     assert (layer.name, layer.weight.shape) == ("fc.weight", (2, 3))
 
 
@@ -254,7 +254,7 @@ def test_weights_in_a_file_beside_the_model_are_read(tmp_path: Path, location: s
     target = path.parent / location
     target.parent.mkdir(exist_ok=True)
     target.write_bytes(bytes(4) + np.arange(8, dtype=np.float32).tobytes())
-    (layer,) = weights_only.read(path)
+    (layer,) = weights_only.read_weights(path)
     assert layer.weight.tolist() == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
 
@@ -306,7 +306,7 @@ def test_a_small_onnx_file_cannot_ask_for_many_copies(tmp_path: Path):
 @pytest.mark.parametrize("name", ["relu", "odd", "tanh-normalized", "dueling"])
 def test_a_tflite_file_of_a_policy_gives_its_weights_and_biases(tmp_path: Path, name: str, precision: str, acts: bool):
     policy = quantized(name, precision)
-    layers = weights_only.read(put(tmp_path / "p.tflite", litert.write(policy, acts=acts)))
+    layers = weights_only.read_weights(put(tmp_path / "p.tflite", litert.write(policy, acts=acts)))
     assert len(layers) == len(policy.linear)
     for op, layer in zip(policy.linear, layers, strict=True):
         assert layer.operator == type(op).__name__
@@ -319,7 +319,7 @@ def test_a_tflite_file_of_a_policy_gives_its_weights_and_biases(tmp_path: Path, 
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
 def test_images_turned_for_the_runtime_leave_each_output_its_weights(tmp_path: Path, name: str, precision: str):
     policy = quantized(name, precision)
-    layers = weights_only.read(put(tmp_path / "p.tflite", litert.write(policy)))
+    layers = weights_only.read_weights(put(tmp_path / "p.tflite", litert.write(policy)))
     for op, layer in zip(policy.linear, layers, strict=True):
         ours, theirs = as_float32(op.weight), layer.weight
         if layer.operator == "Conv2d" and name == "padded":  # else a first layer's pixels are folded into channels
@@ -333,7 +333,7 @@ def test_files_whose_scales_are_not_of_the_weights_are_refused(tmp_path: Path, s
     static = quantize(policy, QuantSpec.parse("int8", mode="static"), networks.observations(policy, 64))
     quarl.Agent(static).save(tmp_path / f"p.{suffix}")
     with pytest.raises(QuarlError, match=r"p\.\w+: statically quantised by QuaRL.*inspect the policy that was"):
-        weights_only.read(tmp_path / f"p.{suffix}")
+        weights_only.read_weights(tmp_path / f"p.{suffix}")
 
 
 @pytest.mark.parametrize("acts", [False, True])
@@ -352,7 +352,7 @@ def state() -> dict[str, np.ndarray]:
 
 def test_a_safetensors_file_gives_its_weights_by_name(tmp_path: Path):
     tensors = state()
-    (layer,) = weights_only.read(put(tmp_path / "m.safetensors", safetensors.numpy.save(tensors)))
+    (layer,) = weights_only.read_weights(put(tmp_path / "m.safetensors", safetensors.numpy.save(tensors)))
     assert (layer.name, layer.operator) == ("net.0.weight", "Dense")
     assert np.array_equal(layer.weight, tensors["net.0.weight"])
     assert np.array_equal(layer.bias, tensors["net.0.bias"])
@@ -363,7 +363,7 @@ def test_real_numbers_of_any_width_become_float32(tmp_path: Path, dtype: torch.d
     weight = torch.from_numpy(random(2, 3)).to(dtype)
     from safetensors.torch import save
 
-    (layer,) = weights_only.read(
+    (layer,) = weights_only.read_weights(
         put(tmp_path / "m.safetensors", save({"w.weight": weight, "n": torch.zeros(2, 2).int()}))
     )
     assert np.array_equal(layer.weight, weight.float().numpy())
@@ -377,7 +377,7 @@ def test_a_policy_that_quarl_saved_is_not_foreign(tmp_path: Path):
 @pytest.mark.parametrize("suffix", [".pt", ".pth", ".ckpt", ".cleanrl_model"])
 def test_a_state_dict_gives_its_weights(tmp_path: Path, suffix: str):
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 4), torch.nn.Flatten(), torch.nn.Linear(8, 2, bias=False))
-    layers = weights_only.read(put(tmp_path / f"m{suffix}", saved(model.state_dict())))
+    layers = weights_only.read_weights(put(tmp_path / f"m{suffix}", saved(model.state_dict())))
     assert [(layer.name, layer.operator) for layer in layers] == [("0.weight", "Conv2d"), ("2.weight", "Dense")]
     assert np.array_equal(layers[0].bias, model[0].bias.detach().numpy())
     assert layers[1].bias is None
@@ -385,7 +385,7 @@ def test_a_state_dict_gives_its_weights(tmp_path: Path, suffix: str):
 
 def test_recurrent_layers_of_a_state_dict_are_named_as_such(tmp_path: Path):
     model = torch.nn.ModuleDict({"lstm": torch.nn.LSTM(3, 4), "rnn": torch.nn.GRU(3, 4)})
-    layers = weights_only.read(put(tmp_path / "m.pt", saved(model.state_dict())))
+    layers = weights_only.read_weights(put(tmp_path / "m.pt", saved(model.state_dict())))
     assert [layer.operator for layer in layers] == ["LSTM", "LSTM", "Recurrent", "Recurrent"]
     assert np.array_equal(layers[0].bias, model["lstm"].bias_ih_l0.detach().numpy())
 
@@ -393,7 +393,7 @@ def test_recurrent_layers_of_a_state_dict_are_named_as_such(tmp_path: Path):
 def test_a_checkpoint_gives_the_weights_of_the_state_dict_in_it(tmp_path: Path):
     tensors = {name: torch.from_numpy(array) for name, array in state().items()}
     checkpoint = {"epoch": 3, "model": {"actor": tensors}, "optimizer": {"state": {0: {"exp_avg": torch.ones(4, 3)}}}}
-    (layer,) = weights_only.read(put(tmp_path / "m.ckpt", saved(checkpoint)))
+    (layer,) = weights_only.read_weights(put(tmp_path / "m.ckpt", saved(checkpoint)))
     assert layer.name == "model.actor.net.0.weight"
 
 
@@ -401,7 +401,8 @@ def test_weights_with_outputs_last_are_turned_by_their_names(tmp_path: Path):
     tensors = {"params.Dense_0.kernel": random(3, 4), "params.Dense_0.bias": random(4)}
     tensors |= {"params.Conv_0.kernel": random(5, 6, 3, 8)}
     dense, conv = sorted(
-        weights_only.read(put(tmp_path / "m.safetensors", safetensors.numpy.save(tensors))), key=lambda x: x.weight.ndim
+        weights_only.read_weights(put(tmp_path / "m.safetensors", safetensors.numpy.save(tensors))),
+        key=lambda x: x.weight.ndim,
     )
     assert np.array_equal(dense.weight, tensors["params.Dense_0.kernel"].T)
     assert np.array_equal(dense.bias, tensors["params.Dense_0.bias"])
@@ -410,7 +411,7 @@ def test_weights_with_outputs_last_are_turned_by_their_names(tmp_path: Path):
 
 def test_where_nothing_is_called_a_weight_every_matrix_is_one(tmp_path: Path):
     tensors = {"a": random(2, 3), "b": random(3), "c": random(4, 4)}
-    layers = weights_only.read(put(tmp_path / "m.safetensors", safetensors.numpy.save(tensors)))
+    layers = weights_only.read_weights(put(tmp_path / "m.safetensors", safetensors.numpy.save(tensors)))
     assert [layer.name for layer in layers] == ["a", "c"]
 
 
@@ -485,7 +486,7 @@ def test_one_tensor_under_many_names_is_counted_as_often_as_it_is_read(monkeypat
 
 def test_terminal_codes_in_the_names_of_tensors_are_spelt_out(tmp_path: Path):
     tensors = {"\x1b]0;title\x07\x1b[31mnet.weight": random(2, 3), "層.weight": random(2, 3)}
-    layers = weights_only.read(put(tmp_path / "m.safetensors", safetensors.numpy.save(tensors)))
+    layers = weights_only.read_weights(put(tmp_path / "m.safetensors", safetensors.numpy.save(tensors)))
     assert [layer.name for layer in layers] == [r"\x1b]0;title\x07\x1b[31mnet.weight", "層.weight"]
 
 
@@ -526,5 +527,5 @@ def test_parameters_of_a_stable_baselines3_zip_include_its_critic(agents: Path):
 def test_a_long_name_is_read_in_a_time_in_proportion_to_it(tmp_path: Path):
     path = tmp_path / "m.safetensors"
     path.write_bytes(safetensors.numpy.save({"a" * 2_000_000 + ".weight": random(2, 3)}))
-    (layer,) = weights_only.read(path)
+    (layer,) = weights_only.read_weights(path)
     assert len(layer.name) == 2_000_007  # a search for the last part that began at every letter would take hours

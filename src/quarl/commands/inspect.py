@@ -13,6 +13,7 @@ from quarl.config import InspectConfig
 from quarl.errors import UnsupportedError
 from quarl.evaluation import record
 from quarl.files import staged, write_bytes
+from quarl.inert.zip import Opened
 from quarl.inspection import LayerRow, ModelRow, inspect, weight_bias_line, whole
 from quarl.policy.graph import Policy, is_quantized
 from quarl.policy.layers import LayerWeights, of_policy
@@ -47,10 +48,10 @@ def run(config: InspectConfig) -> int:
 
 
 def _read(config: InspectConfig, words: Sequence[str]) -> _Model:
-    path = find.named(words, config.folder)
-    kind = weights_only.recognise(path)
+    file = Opened(path := find.named(words, config.folder))
+    kind = weights_only.recognise(file)
     if kind:
-        return _Model(path, None, weights_only.read(path, kind))
+        return _Model(path, None, weights_only.read_weights(file, kind))
     try:
         policy = load.read(path, words[0] if config.folder is not None else "", config.normalize, config.frame_stack)
     except UnsupportedError as error:
@@ -59,7 +60,7 @@ def _read(config: InspectConfig, words: Sequence[str]) -> _Model:
         return _Model(
             path,
             None,
-            weights_only.read_model(path),
+            weights_only.read_model(file),
             f"Not a policy that QuaRL runs ({error}): all weights in the file.",
         )
     return _Model(path, policy, of_policy(policy))

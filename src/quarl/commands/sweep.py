@@ -106,7 +106,7 @@ def _show(config: SweepConfig, measured: Measured, cost: energy.Energy | None) -
 def check(config: SweepConfig) -> SweepConfig:
     """Refuses at once what every training would fail by; `config` with all that it leaves open, and absolute paths."""
     if config.trained_agent is not None:
-        config = replace(config, trained_agent=find.file(config.trained_agent).absolute())
+        config = replace(config, trained_agent=find.opened(config.trained_agent).path.absolute())
     if config.normalize not in (None, NONE):
         config = replace(config, normalize=str(Path(config.normalize).absolute()))
     config = replace(config, n_timesteps=length(config))

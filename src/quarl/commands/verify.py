@@ -20,7 +20,7 @@ def run(config: VerifyConfig) -> None:
     said: list[str] = []
     about: Any = {"episodes": config.episodes, "env_id": config.env, "margin_pct": config.margin, "seed": config.seed}
     about["edited"] = config.edited
-    checks = verify(path, config.runtime, agent=find.file(config.agent) if config.agent else None, **about)
+    checks = verify(path, config.runtime, agent=find.opened(config.agent).path if config.agent else None, **about)
     for each in checks:
         if isinstance(each, VerifyRow):
             rows.append(each)

@@ -65,7 +65,7 @@ def locate(study: Study, entry: PolicyEntry, env_id: str, seed: int) -> Agent | 
                 if kind == ZOO:
                     path = find.in_zoo(study.agents / rest, algo, entry.env)
                 else:
-                    path = hub.fetch(rest) if kind == HUB else find.file(study.agents / rest)
+                    path = hub.fetch(rest) if kind == HUB else find.opened(study.agents / rest).path
                 return _read(study, entry, source, path, algo)
             except QuarlError as error:
                 if kind == HUB:
@@ -128,7 +128,7 @@ def digest(path: Path, normalize: str | Path | None = None) -> str:
     total = hashlib.sha256(read_bytes(path))
     settings = find.settings_folder(path)
     beside = [] if settings is None else [settings / name for name in find.BESIDE]
-    chosen, _ = zoo.find_statistics(path, normalize)
+    chosen, _ = zoo.find_statistics(path, settings, normalize)
     for file in dict.fromkeys([*beside, *([chosen] if chosen else [])]):
         if file.is_file():
             total.update(file.name.encode() + hashlib.sha256(read_bytes(file)).digest())

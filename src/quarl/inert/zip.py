@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -22,8 +24,8 @@ SMALL_BYTES = 2**20
 """Members up to this size may have any ratio: a small array of zeros is no bomb."""
 BULK_BYTES, MAX_GROWTH = 2**24, 8
 """What takes more than so many bytes is numbers, which neither pack nor lie in holes of the disk: 1.2 is much."""
-LIST_BYTES = 2**16
-"""Of the list at a zip's end, where only names are looked for."""
+START_BYTES, LIST_BYTES = 2**14, 2**16
+"""Of a file's start, where its kind is looked for, and of the list at a zip's end, where names are."""
 
 _ZIP = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError)
 _DAMAGE = (*_ZIP, LookupError, ArithmeticError, RuntimeError, ValueError)
@@ -32,23 +34,13 @@ _DAMAGE = (*_ZIP, LookupError, ArithmeticError, RuntimeError, ValueError)
 
 def read_bytes(path: Path, *, limit_bytes: int = MAX_BYTES) -> bytes:
     """The contents of a regular file, if it is no larger than `limit_bytes`."""
-    with _opened(path, limit_bytes) as (file, size):
+    with _regular(path, limit_bytes) as (file, size):
         current(str(path)).read(size)
         return file.read()
 
 
-def first_bytes(path: Path, size: int = 16) -> bytes:
-    """Return what the file at `path` begins with, which tells its kind; nothing if it cannot be read."""
-    try:
-        # to open a pipe would wait for its writer
-        with path.open("rb") if path.is_file() else io.BytesIO() as file:
-            return file.read(size)
-    except OSError:
-        return b""
-
-
 @contextmanager
-def _opened(path: Path, limit_bytes: int) -> Iterator[tuple[IO[bytes], int]]:
+def _regular(path: Path, limit_bytes: int) -> Iterator[tuple[IO[bytes], int]]:
     """A regular file and its bytes, which the disk really holds."""
     try:
         if path.is_dir():
@@ -69,23 +61,70 @@ def _opened(path: Path, limit_bytes: int) -> Iterator[tuple[IO[bytes], int]]:
         raise QuarlError(f"cannot read {str(path)!r}: {reason}") from None
 
 
-def read_members(path: str | Path, *, only: Collection[str] | None = None) -> dict[str, bytes]:
-    """Contents of the members of the zip file at `path`, by name.
+class Opened:
+    """A file from outside, whose kind is asked for once: its first bytes, and the names of a zip's members."""
 
-    only: unpack no other members; all names are checked either way. A name of `only` that the archive lacks is left
-    out of the result.
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
 
-    Raises QuarlError where the file is missing, damaged or encrypted, or where it could not come from a program that
-    saves policies: a name twice, a name that points outside the archive, sizes past the limits.
-    """
-    with _opened(Path(path), MAX_BYTES) as (file, size):
-        return _unpack(file, size, str(path), only, MAX_BYTES)
+    @classmethod
+    def at(cls, path: str | os.PathLike[str]) -> Opened:
+        """Return the handle of the file at `path`, which may be one already."""
+        return path if isinstance(path, Opened) else cls(path)
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    __str__ = __fspath__
+
+    @cached_property
+    def start(self) -> bytes:
+        """Return the first bytes, which tell the kind of file; nothing if it cannot be read."""
+        try:
+            # to open a pipe would wait for its writer
+            with self.path.open("rb") if self.path.is_file() else io.BytesIO() as file:
+                return file.read(START_BYTES)
+        except OSError:
+            return b""
+
+    @cached_property
+    def names(self) -> set[str]:
+        """Return the names of a zip's members from its last bytes, which list them; none of other files.
+
+        Nothing is unpacked, however large the file is.
+        """
+        try:
+            with self.path.open("rb") as file:
+                file.seek(max(file.seek(0, io.SEEK_END) - LIST_BYTES, 0))
+                with zipfile.ZipFile(io.BytesIO(file.read())) as archive:
+                    return set(archive.namelist())
+        except _DAMAGE:
+            return set()
+
+    @property
+    def is_zip(self) -> bool:
+        """Return whether the file begins as a zip."""
+        return self.start.startswith(b"PK")
+
+    def contents(self) -> bytes:
+        """Return all bytes of the file, or raise the `QuarlError` that says why they cannot be read."""
+        return read_bytes(self.path)
+
+    def unpacked(self, *only: str) -> dict[str, bytes]:
+        """Return the contents of these members of a zip, by name; a name that it lacks is left out.
+
+        Raises:
+            QuarlError: The file is missing, damaged or encrypted, or no program that saves policies makes such a zip:
+                a name twice, a name that points outside the archive, sizes past the limits.
+        """
+        with _regular(self.path, MAX_BYTES) as (file, size):
+            return _unpack(file, size, str(self.path), only, MAX_BYTES)
 
 
 def unpack(
     data: bytes, where: str, *, only: Collection[str] | None = None, limit_bytes: int = MAX_BYTES
 ) -> dict[str, bytes]:
-    """`read_members` of an archive in memory; `where` names it in errors."""
+    """Return the members of an archive in memory, as `Opened.unpacked` does; `where` names it in errors."""
     return _unpack(io.BytesIO(data), len(data), where, only, limit_bytes)
 
 
@@ -98,20 +137,6 @@ def _unpack(
             return {name: archive.read(info) for name, info in wanted.items()}
     except _DAMAGE as error:
         raise QuarlError(f"{where} is not a whole zip file ({first_line(error)[:120]}); fetch it again") from None
-
-
-def member_names(path: Path) -> set[str]:
-    """Names of the members of the zip file at `path` from its last bytes, where an agent's list lies; none of others.
-
-    For a look at whatever lies in a folder: nothing is unpacked, however large the file is.
-    """
-    try:
-        with path.open("rb") as file:
-            file.seek(max(file.seek(0, io.SEEK_END) - LIST_BYTES, 0))
-            with zipfile.ZipFile(io.BytesIO(file.read())) as archive:
-                return set(archive.namelist())
-    except _DAMAGE:
-        return set()
 
 
 def _checked(

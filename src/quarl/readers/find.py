@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from quarl.errors import QuarlError
+from quarl.inert.zip import Opened
 from quarl.readers import hub, statistics
 
 BESIDE = (*hub.BESIDE, statistics.RUNNING)
@@ -31,10 +32,13 @@ def named(words: Sequence[str], folder: Path | None = None) -> Path:
     return Path(f"{path}.zip" if os.path.isfile(f"{path}.zip") and not os.path.exists(path) else path)
 
 
-def file(path: str | Path) -> Path:
-    """The file of the agent that `path` means, by itself or as the folder of its run."""
+def opened(path: str | Path) -> Opened:
+    """Open the file of the agent that `path` means, by itself or as the folder of its run."""
     path = named([str(path)])
-    return in_folder(path) if path.is_dir() else path
+    try:
+        return Opened(in_folder(path) if path.is_dir() else path)
+    except OSError as error:
+        raise QuarlError(f"cannot read {str(path)[:200]!r}: {error.strerror}") from None
 
 
 def in_zoo(folder: str | Path, algo: str, env_id: str) -> Path:

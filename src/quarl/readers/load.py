@@ -7,7 +7,7 @@ from pathlib import Path
 
 from quarl.errors import QuarlError, detail
 from quarl.inert.budget import reading
-from quarl.inert.zip import first_bytes, member_names, read_bytes
+from quarl.inert.zip import Opened
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.readers import find, normalizer, sb2, sb3, weights_only
@@ -34,46 +34,40 @@ def read(
     """
     start, path = time.perf_counter(), find.named([str(path)])
     with reading(path):
-        policy = _read(path, algo, normalize, frame_stack)
+        policy = _read(find.opened(path), algo, normalize, frame_stack)
     said = f"{policy.provenance.algo or 'no algorithm'}, {policy.num_weights:,} weights, {normalizer.sentence(policy)}"
     detail(f"read {path} in {time.perf_counter() - start:.2f} s: {said}")
     return policy
 
 
-def _read(path: Path, algo: str, normalize: str | Path | None, frame_stack: int | None) -> Policy | QuantizedPolicy:
-    try:
-        path = find.in_folder(path) if path.is_dir() else path
-        start = first_bytes(path) if path.is_file() else b""
-    except OSError as error:
-        raise QuarlError(f"cannot read {str(path)[:200]!r}: {error.strerror}") from None
-    if not start:
-        read_bytes(path)  # says what is wrong with it
+def _read(file: Opened, algo: str, normalize: str | Path | None, frame_stack: int | None) -> Policy | QuantizedPolicy:
+    start, path = file.start or file.contents(), file.path
     # Safetensors begin with the length of a JSON header, whose bytes can be the first ones of a zip or a pickle too.
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < MAX_HEADER:
         if normalize is not None:
             raise QuarlError(f"{path} is a policy that QuaRL saved, with its statistics inside: drop --normalize")
-        return artifact.read(path)
-    kind = weights_only.recognise(path)
+        return artifact.from_bytes(file.contents(), str(path))
+    kind = weights_only.recognise(file)
     if kind == "torch" and start.startswith((b"PK", b"\x80")):
-        raise QuarlError(f"{path} {_of_pytorch(path)}")
+        raise QuarlError(f"{path} {_of_pytorch(file)}")
     # Both libraries' zips have `data`; only the older one lists its parameters.
-    if start.startswith(b"PK") and "parameter_list" not in member_names(path):
-        return sb3.read_zip(path, algo.lower(), normalize, frame_stack)
+    if file.is_zip and "parameter_list" not in file.names:
+        return sb3.read_zip(file, algo.lower(), normalize, frame_stack)
     if start.startswith((b"PK", b"\x80")) or path.suffix == ".pkl":
-        return sb2.read_sb2(path, algo, normalize, frame_stack)
+        return sb2.read_sb2(file, algo, normalize, frame_stack)
     weights = f"; quarl inspect {path.name} may show its weights" if kind else ""
     raise QuarlError(f"{path} is not {KINDS}{weights or '; check the path'}")
 
 
-def _of_pytorch(path: Path) -> str:
+def _of_pytorch(file: Opened) -> str:
     """What a file of PyTorch holds that no program can act by, and what can be done with it."""
-    if said := program(member_names(path)):
+    if said := program(file.names):
         return said
     try:
-        read_nested(read_bytes(path), str(path))
+        read_nested(file.contents(), str(file.path))
     except QuarlError:
         saved = "pickles objects, as model.policy.save and torch.save(module) do, which are never run"
         fix = "save the whole model with model.save, or give it to quarl.from_sb3, a module to quarl.from_module"
         return f"{saved}: {fix}"
-    use = f"load them into their module and give that to quarl.from_module; quarl inspect {path.name} shows them"
+    use = f"load them into their module and give that to quarl.from_module; quarl inspect {file.path.name} shows them"
     return f"holds tensors by name, not what to compute with them: {use}"

@@ -21,7 +21,7 @@ from quarl.inert.budget import read_json
 from quarl.inert.npz import read_npz
 from quarl.inert.objects import Inert
 from quarl.inert.pickle import read_base64, read_pickle
-from quarl.inert.zip import read_bytes, unpack
+from quarl.inert.zip import Opened
 from quarl.policy.graph import Policy, Provenance, shapes
 from quarl.policy.inputs import Input
 from quarl.policy.operators import Shape
@@ -63,7 +63,7 @@ ZOO_POLICIES = ("CustomDQNPolicy", "CustomMlpPolicy", "CustomSACPolicy")
 
 
 def read_sb2(
-    path: str | Path,
+    path: str | Path | Opened,
     algo: str | None = None,
     normalize: str | Path | None = None,
     frame_stack: int | None = None,
@@ -72,8 +72,8 @@ def read_sb2(
 
     The arguments are those of `load.read`.
     """
-    path = Path(path)
     data, arrays = contents(path)
+    path = Path(path)
     environment, statistics = zoo.read_settings(path, normalize, frame_stack)
     added: Mapping[str, Any] = {"reward_offset": OFFSET}
     own = ((name, {**added, **kwargs} if name.endswith(SUCCESS) else kwargs) for name, kwargs in environment.wrappers)
@@ -86,12 +86,12 @@ def read_sb2(
         raise type(error)(text if text.startswith(str(path.parent)) else f"{path}: {text}") from None
 
 
-def contents(path: Path) -> tuple[Mapping[Any, Any], list[Array] | dict[str, Array]]:
+def contents(path: str | Path | Opened) -> tuple[Mapping[Any, Any], list[Array] | dict[str, Array]]:
     """The model's attributes, and its arrays: in order from a pickle, by name from a zip."""
-    raw = read_bytes(path)
-    if raw.startswith(b"PK"):
-        return _unzipped(raw, str(path))
-    content = read_pickle(raw, str(path))
+    file = Opened.at(path)
+    if file.is_zip:
+        return _unzipped(file.unpacked(*MEMBERS), str(path))
+    content = read_pickle(file.contents(), str(path))
     if not isinstance(content, tuple) or len(content) != 2 or not isinstance(content[0], dict):
         raise QuarlError(f"{path} is a pickle, but not of a Stable-Baselines 2 model (attributes, parameters)")
     data, arrays = content
@@ -102,8 +102,7 @@ def contents(path: Path) -> tuple[Mapping[Any, Any], list[Array] | dict[str, Arr
     return data, [_real(np.asarray(array), str(path)) for array in arrays]
 
 
-def _unzipped(raw: bytes, where: str) -> tuple[dict[str, Any], dict[str, Array]]:
-    members = unpack(raw, where, only=MEMBERS)
+def _unzipped(members: Mapping[str, bytes], where: str) -> tuple[dict[str, Any], dict[str, Array]]:
     if missing := {"data", "parameters"} - members.keys():
         raise QuarlError(f"{where} has no member {min(missing)!r}; it is no Stable-Baselines 2 model")
     entries = read_json(members["data"], f"{where}: member 'data'")

@@ -17,7 +17,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.inert.budget import read_json
 from quarl.inert.objects import Inert
 from quarl.inert.pickle import read_base64
-from quarl.inert.zip import read_members
+from quarl.inert.zip import Opened
 from quarl.policy.graph import Policy, Provenance
 from quarl.policy.operators import Dense
 from quarl.policy.trained import KEY, as_trained, is_prepared
@@ -38,7 +38,7 @@ _OF_JAX = re.compile(rb"\b(sbx|jax|jaxlib|flax|optax)\.")
 
 
 def read_zip(
-    path: str | Path,
+    path: str | Path | Opened,
     algo: str = "",
     normalize: str | Path | None = None,
     frame_stack: int | None = None,
@@ -54,8 +54,8 @@ def read_zip(
         frame_stack: As of `load.read`.
         trained: Return a model of quantization-aware training in the integers it acts in, not in float32.
     """
-    path = Path(path)
     data, state = contents(path)
+    path = Path(path)
     environment, statistics = zoo.read_settings(path, normalize, frame_stack)
     try:
         policy = _policy(data, state, environment, statistics, algo)
@@ -69,9 +69,9 @@ def read_zip(
         raise type(error)(f"{path}: {error}") from None
 
 
-def contents(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
+def contents(path: str | Path | Opened) -> tuple[dict[str, Any], dict[str, Array]]:
     """The model's attributes, pickles in them as text, and its parameters by name; QuarlError for any other file."""
-    members = read_members(path, only=("data", "policy.pth"))
+    members = Opened.at(path).unpacked("data", "policy.pth")
     if "policy.pth" not in members and _OF_JAX.search(members.get("data", b"")):
         raise UnsupportedError(f"{path} {SBX}")
     if missing := {"data", "policy.pth"} - members.keys():

@@ -11,7 +11,7 @@ from pathlib import Path
 from quarl.errors import QuarlError
 from quarl.inert.budget import read_json
 from quarl.inert.pickle import read_pickle
-from quarl.inert.zip import first_bytes, member_names, read_bytes, read_members
+from quarl.inert.zip import Opened
 from quarl.readers.normalizer import read_vecnormalize
 from quarl.readers.spaces import Box, Dict, from_blob, from_inert
 
@@ -21,8 +21,8 @@ RUNNING = "obs_rms.pkl"
 """The zoo of Stable-Baselines 2 saved the statistics alone."""
 WORDS = {"vec", "normalize", "vecnormalize", "norm", "vecnorm", "env", "venv", "obs", "rms", "stats", "model"}
 """Parts of file names that do not say whose the statistics are."""
-PICKLE_START, SB2_START = 2**8, 2**14
-"""Bytes in which a pickle names its VecNormalize, and an agent of Stable-Baselines 2 its observation_space."""
+PICKLE_START = 2**8
+"""Bytes in which a pickle names its VecNormalize."""
 _CALLED = re.compile(r"vec_?norm.*\.pkl", re.IGNORECASE)
 """What is called so is read or refused, whatever it holds: the pointer of a file that was not fetched, for one."""
 _PICKLED = re.compile(
@@ -89,11 +89,11 @@ def _may_fit(agent: Path, file: Path) -> bool:
     """
     with contextlib.suppress(QuarlError, LookupError, TypeError):
         running, where = read_vecnormalize(file), str(agent)
-        if first_bytes(agent).startswith(b"PK"):
-            data = read_json(read_members(agent, only=("data",))["data"], where)
+        if (opened := Opened(agent)).is_zip:
+            data = read_json(opened.unpacked("data")["data"], where)
             space = from_blob(data["observation_space"], where)
         else:
-            space = from_inert(read_pickle(read_bytes(agent), where)[0]["observation_space"], where)
+            space = from_inert(read_pickle(opened.contents(), where)[0]["observation_space"], where)
         parts = space.spaces if isinstance(space, Dict) else {"": space}
         return all(
             isinstance(part := parts.get(key), Box)
@@ -115,15 +115,15 @@ def _subject(path: Path) -> tuple[str, ...]:
 def _statistics(folder: Path) -> list[Path]:
     """Files of VecNormalize's statistics in the folder."""
     files = _files(folder)
-    pickled = [path for path in files if _CALLED.search(path.name) or _PICKLED.match(first_bytes(path, PICKLE_START))]
+    pickled = [path for path in files if _CALLED.search(path.name) or _PICKLED.match(Opened(path).start[:PICKLE_START])]
     return pickled or [path for path in files if path.name == RUNNING]
 
 
 def _is_agent(path: Path) -> bool:
-    start = first_bytes(path, SB2_START)
-    if start.startswith(b"PK"):
-        names = member_names(path)
-        return "data" in names and bool(names & {"policy.pth", "parameters"})
+    file = Opened(path)
+    start = file.start
+    if file.is_zip:
+        return "data" in file.names and bool(file.names & {"policy.pth", "parameters"})
     return start.startswith(b"\x80") and b"observation_space" in start and b"}" in (start[2:3], start[11:12])  # a dict
 
 

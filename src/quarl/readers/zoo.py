@@ -44,7 +44,7 @@ def read_settings(
     normalize, frame_stack: as of `load.read`.
     """
     beside = find.settings_folder(model)
-    file, reason = find_statistics(model, normalize)
+    file, reason = find_statistics(model, beside, normalize)
     operator = read_vecnormalize(file) if file else None
     reason = str(file) if operator else f"{file} normalises rewards only" if file else reason
     reason = printable(reason)
@@ -96,14 +96,21 @@ def of_observation(
     return tiled, replace(environment, wrappers=(*inside, stack))
 
 
-def find_statistics(model: Path, normalize: str | Path | None = None) -> tuple[Path | None, str]:
-    """(the file of the statistics that `model` observed with, or None; why there is none, if anything says so).
+def find_statistics(model: Path, folder: Path | None, normalize: str | Path | None = None) -> tuple[Path | None, str]:
+    """Find the statistics that an agent observed with; return their file or None, and a reason if there is none.
 
-    The run's own config.yml and args.yml decide first, then what lies beside the agent; `normalize` before all.
+    `normalize` decides first, then the run's own config.yml and args.yml, then the files beside the agent.
+
+    Args:
+        model: The agent's file.
+        folder: The folder of settings beside it, from `find.settings_folder`.
+        normalize: As of `load.read`.
+
+    Raises:
+        QuarlError: The statistics are missing, or several files may be the agent's.
     """
     if normalize is not None:
         return (None, "as asked") if str(normalize) == NONE else (Path(normalize), "")
-    folder = find.settings_folder(model)
     wanted, document = _wanted(model, folder)
     if wanted is not None and not wanted:
         return None, f"{document} says normalize: false"

@@ -21,7 +21,7 @@ from quarl.algorithms.learners import learner_class
 from quarl.config.train import LEARNERS
 from quarl.errors import QuarlError
 from quarl.inert.yaml import read_yaml
-from quarl.inert.zip import read_bytes, read_members
+from quarl.inert.zip import Opened
 from quarl.literals import Name, mapping, spell
 from quarl.policy.graph import Policy
 from quarl.policy.trained import TRAINED_RANGES
@@ -48,14 +48,15 @@ class TrainedAgent:
 
     def __init__(self, path: Path, algo: str, normalize: str | None = None, frame_stack: int | None = None) -> None:
         """Read it; QuarlError if it is another algorithm's, or not a model that QuaRL knows."""
-        path = find.file(path)
-        if not read_bytes(path).startswith(b"PK"):
+        file = find.opened(path)
+        path = file.path
+        if not (file.start or file.contents()).startswith(b"PK"):
             raise QuarlError(f"{path} is no zip: -i takes agents of Stable-Baselines3")
         self.path = path
-        self.policy: Policy = sb3.read_zip(path, normalize=normalize, frame_stack=frame_stack, trained=False)
-        self.asked = normalize
-        self.statistics, _ = zoo.find_statistics(path, normalize)
-        data, state = sb3.contents(path)
+        self.policy: Policy = sb3.read_zip(file, normalize=normalize, frame_stack=frame_stack, trained=False)
+        self.asked, self.settings = normalize, find.settings_folder(path)
+        self.statistics, _ = zoo.find_statistics(path, self.settings, normalize)
+        data, state = sb3.contents(file)
         if (trained_by := sb3.algorithm(data, state)) != algo:
             trains = trained_by in LEARNERS
             way = "name the algorithm that trained it with --algo" if trains else "quarl ptq and quarl distill take it"
@@ -64,7 +65,6 @@ class TrainedAgent:
         self.state = {name: array for name, array in state.items() if TRAINED_RANGES not in name.split(".")}
         self.gsde = bool(data.get("use_sde"))
         self.kwargs: Mapping[str, Any] = data["policy_kwargs"] if isinstance(data.get("policy_kwargs"), dict) else {}
-        self.settings = find.settings_folder(path)
 
     def adapt(self, tuned: Mapping[str, Any], given: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
         """Hyper-parameters: the tuned ones with the file's architecture and wrappers, and over them those given."""
@@ -147,7 +147,7 @@ class TrainedAgent:
         """SAC's entropy coefficient, where both learn it."""
         coefficient: torch.Tensor | None = getattr(model, "log_ent_coef", None)
         name = "pytorch_variables.pth"
-        if coefficient is None or (member := read_members(self.path, only=(name,)).get(name)) is None:
+        if coefficient is None or (member := Opened(self.path).unpacked(name).get(name)) is None:
             return
         saved = read_tensors(member, f"{self.path}: {name}").get("log_ent_coef")
         if saved is not None and saved.shape == tuple(coefficient.shape):

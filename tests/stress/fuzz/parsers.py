@@ -131,35 +131,35 @@ def parsers() -> dict[str, Parser]:
         Parser("artefact", lambda d, _: artifact.from_bytes(d, "f"), mutate.safetensors, artifact._open, artefacts),
         Parser(
             "safetensors",
-            lambda d, f: weights_only.read(_put(d, f, "m.safetensors"), "safetensors"),
+            lambda d, f: weights_only.read_weights(_put(d, f, "m.safetensors"), "safetensors"),
             other.safetensors_inside,
             other.safetensors_opens,
             other.safetensors_files(),
         ),
         Parser(
             "torch",
-            lambda d, f: weights_only.read(_put(d, f, "m.pt"), "torch"),
+            lambda d, f: weights_only.read_weights(_put(d, f, "m.pt"), "torch"),
             other.torch_inside,
             other.torch_opens,
             other.torch_files(),
         ),
         Parser(
             "onnx",
-            lambda d, f: weights_only.read(_put(d, f, "m.onnx")),
+            lambda d, f: weights_only.read_weights(_put(d, f, "m.onnx")),
             other.onnx_inside,
             other.onnx_opens,
             other.onnx_files(),
         ),
         Parser(
             "tflite",
-            lambda d, f: weights_only.read(_put(d, f, "m.tflite"), "tflite"),
+            lambda d, f: weights_only.read_weights(_put(d, f, "m.tflite"), "tflite"),
             other.tflite_inside,
             other.tflite_opens,
             other.tflite_files(),
         ),
         Parser(
             "frozen",
-            lambda d, f: weights_only.read(_put(d, f, "m.pb")),
+            lambda d, f: weights_only.read_weights(_put(d, f, "m.pb")),
             other.frozen_inside,
             other.frozen_opens,
             other.frozen_files(),
@@ -200,7 +200,7 @@ def read_any(path: Path) -> Any:
     if path.name.startswith("checkpoint-"):
         return checkpoint.restore(checkpoint.load_latest(path.parent), seeds.learner())
     if kind := weights_only.recognise(path):
-        return weights_only.read(path, kind)
+        return weights_only.read_weights(path, kind)
     try:
         return load.read(path)
     except UnsupportedError:

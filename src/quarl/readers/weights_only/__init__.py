@@ -16,7 +16,7 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.errors import QuarlError, extras, first_line, printable
 from quarl.inert.budget import reading
-from quarl.inert.zip import MAX_MEMBERS, first_bytes, member_names, read_bytes
+from quarl.inert.zip import MAX_MEMBERS, Opened
 from quarl.policy import artifact
 from quarl.policy.layers import LayerWeights
 from quarl.policy.operators import as_float32
@@ -37,40 +37,41 @@ FORMATS = {
 """By reader, but for PyTorch's: what it reads, and what to do where a file is none."""
 
 
-def recognise(path: Path) -> str:
-    """The name of the reader for the file at `path`; "" where it is a policy, a folder, or nothing that is known."""
+def recognise(path: Path | Opened) -> str:
+    """Return the name of the reader for the file; "" for a policy, a folder, and files of unknown kinds."""
+    file = Opened.at(path)
+    path, start = file.path, file.start
     if not path.is_file():
         return ""
-    start = first_bytes(path)
     if start.startswith(LEGACY_START[:14], 2):
         return "torch"
     if start[4:8] == b"TFL3":
         return "tflite"
     if path.suffix in (".onnx", ".pb"):
         return SUFFIXES[path.suffix]
-    if start.startswith(b"PK"):
-        names = member_names(path)
-        return "" if not names or "data" in names or path.suffix == ".zip" else "torch"
+    if file.is_zip:
+        return "" if not file.names or "data" in file.names or path.suffix == ".zip" else "torch"
     if start[8:9] == b"{":
         return "" if _is_artefact(path) else "safetensors"
     return SUFFIXES.get(path.suffix, "")
 
 
-def read(path: Path, kind: str = "") -> tuple[LayerWeights, ...]:
-    """The layers of the file at `path`, in its order; QuarlError where it is damaged or holds no weights.
+def read_weights(path: Path | Opened, kind: str = "") -> tuple[LayerWeights, ...]:
+    """Return the layers of the file, in its order; QuarlError if it is damaged or holds no weights.
 
-    kind: what `recognise` said, where that is known already.
+    kind: The result of `recognise`, if it is known already.
     """
-    kind = kind or recognise(path)
+    file = Opened.at(path)
+    kind = kind or recognise(file)
     if not kind:
         raise QuarlError(f"{path} is not {NAMES}; check the path")
     with reading(path):
-        data = read_bytes(path)
+        data = file.contents()
         if kind == "torch":
             return checked(names.layers(read_nested(data, str(path))), path)
         try:
             with extras(f"reading .{kind}"):
-                layers = importlib.import_module(f"{__name__}.{kind}").layers(data, path.parent)
+                layers = importlib.import_module(f"{__name__}.{kind}").layers(data, file.path.parent)
         except QuarlError as error:
             raise error if str(error).startswith(str(path)) else type(error)(f"{path}: {error}") from None
         except Exception as error:  # what broken files make libraries raise has no kind in common
@@ -79,19 +80,20 @@ def read(path: Path, kind: str = "") -> tuple[LayerWeights, ...]:
         return checked(layers, path)
 
 
-def read_model(path: Path) -> tuple[LayerWeights, ...]:
-    """Every weight of a Stable-Baselines model, whose policy may be of no kind that runs here: recurrent, of TRPO, ...
+def read_model(path: Path | Opened) -> tuple[LayerWeights, ...]:
+    """Return every weight of a Stable-Baselines model, even if QuaRL cannot run its policy (a recurrent one, say).
 
-    Those of critics and targets too, by the names in the zip or pickle at `path`.
+    Those of critics and targets too, by the names in the zip or pickle.
     """
+    file = Opened.at(path)
     with reading(path):
-        if member_names(path) & {"policy.pth", "pytorch_variables.pth"}:
-            return checked(names.layers(sb3.contents(path)[1]), path)
-        _, arrays = sb2.contents(path)
+        if file.names & {"policy.pth", "pytorch_variables.pth"}:
+            return checked(names.layers(sb3.contents(file)[1]), path)
+        _, arrays = sb2.contents(file)
         return checked(names.layers(arrays if isinstance(arrays, dict) else _numbered(arrays)), path)
 
 
-def checked(layers: Sequence[LayerWeights], path: Path) -> tuple[LayerWeights, ...]:
+def checked(layers: Sequence[LayerWeights], path: str | Path | Opened) -> tuple[LayerWeights, ...]:
     """The layers, if they can be looked at: some weights, not too many tensors, all numbers finite.
 
     Their names, which are the file's, become names that a terminal only shows.
