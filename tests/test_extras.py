@@ -134,7 +134,7 @@ def outcome(folder: Path) -> dict[str, Any]:
         found[agent] = {
             "hyper-parameters": (settings / "config.yml").read_text(),
             "options": (settings / "args.yml").read_text(),
-            "network": {name: array.shape for name, array in contents(path)[1].items()},
+            "network": {name: array.shape for name, array in contents(path).state.items()},
         }
     for name in ("l.json", "u.json"):
         if (folder / name).is_file():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,24 +54,13 @@ def read_zip(
         frame_stack: As of `load.read`.
         trained: Return a model of quantization-aware training in the integers it acts in, not in float32.
     """
-    data, state = contents(path)
-    path = Path(path)
-    environment, statistics = zoo.read_settings(path, normalize, frame_stack)
-    try:
-        policy = _policy(data, state, environment, statistics, algo)
-        is_trained = trained and (is_prepared(state) or _module(data).startswith("quarl.qat."))
-        return as_trained(policy, data["policy_kwargs"].get(KEY), state, path.name) if is_trained else policy
-    except CustomError as error:
-        raise CustomError(
-            f"{path}: {error}; {_way(data, state, Path(environment.statistics).name if statistics else '')}"
-        ) from None
-    except QuarlError as error:
-        raise type(error)(f"{path}: {error}") from None
+    saved = contents(path)
+    return saved.policy(*zoo.read_settings(saved.path, normalize, frame_stack), algo, trained=trained)
 
 
-def contents(path: str | Path | Opened) -> tuple[dict[str, Any], dict[str, Array]]:
-    """The model's attributes, pickles in them as text, and its parameters by name; QuarlError for any other file."""
-    members = Opened.at(path).unpacked("data", "policy.pth")
+def contents(path: str | Path | Opened) -> Saved:
+    """Read the model's attributes and parameters; QuarlError for any other file."""
+    members = Opened(path).unpacked("data", "policy.pth")
     if "policy.pth" not in members and _OF_JAX.search(members.get("data", b"")):
         raise UnsupportedError(f"{path} {SBX}")
     if missing := {"data", "policy.pth"} - members.keys():
@@ -81,110 +70,150 @@ def contents(path: str | Path | Opened) -> tuple[dict[str, Any], dict[str, Array
     named = {bare(name): array for name, array in state.items()}
     if len(named) < len(state):
         raise QuarlError(f"{path} has a parameter twice, with and without '_orig_mod.' or 'module.'; save it again")
-    return data, named
+    return Saved(Path(path), data, named)
 
 
-def _policy(
-    data: Mapping[str, Any],
-    state: Mapping[str, Array],
-    environment: Provenance,
-    statistics: Statistics | None,
-    asked: str,
-) -> Policy:
-    module = _module(data)
-    if not module.startswith(("stable_baselines3.", "sb3_contrib.", "quarl.algorithms.", "quarl.qat.")):
-        raise CustomError(
-            f"the policy class is from {module[:80]}; only Stable-Baselines3's, sb3-contrib's and D4PG's own are known"
-        )
-    kwargs = data["policy_kwargs"] if isinstance(data.get("policy_kwargs"), dict) else {}
-    algo = algorithm(data, state, asked)
-    layout, gsde = LAYOUTS[algo], bool(data.get("use_sde"))
-    observed = observe(from_blob(data.get("observation_space"), "observation_space"), "observation_space")
-    actions = from_blob(data.get("action_space"), "action_space")
-    actions = as_pairs(actions) if algo == "maskableppo" else actions
-    if not isinstance(actions, Discrete if layout.values else Box if layout.tanh else Space):
-        raise QuarlError(f"action_space is {type(actions).__name__}, which {algo} cannot have; the file is damaged")
-    biased, squashed = True, layout.tanh or (gsde and kwargs.get("squash_output") is True)
-    if layout is ARS:  # a linear policy has other defaults
-        mlp = not _is_linear(data["policy_class"])
-        biased, squashed = (kwargs.get(name, mlp) is True for name in ("with_bias", "squash_output"))
-    head = action_head(actions, "action_space", squashed=squashed)
-    parameters = Parameters(state, biased=biased)
-    scales = kwargs.get("normalize_images") is not False
-    apart = any(f"{layout.extractor}.extractors.{each.key}.cnn.0.weight" in state for each in observed.inputs)
-    norms, environment = normalizers(observed, statistics, environment)
-    ops, parts = front(observed, norms, scales=scales, apart=apart)
-    ops += network(parameters, layout, parts, kwargs, gsde=gsde)
-    if algo == "crossq":
-        ops = fold_renorm(ops, parameters, kwargs.get("batch_norm_eps", RENORM_EPSILON))
-    if layout is QRDQN:
-        ops = mean_over_quantiles(ops, actions.width, data.get("n_quantiles"))
-    if head.is_discrete:
-        last = ops[-1]
-        assert isinstance(last, Dense)
-        if (scores := last.bias.size) != actions.width:
-            raise QuarlError(
-                f"the network scores {scores} actions, action_space has {actions.width}; the file is damaged"
+@dataclass(frozen=True, eq=False, slots=True)
+class Saved:
+    """A model of Stable-Baselines3, as its zip holds it."""
+
+    path: Path
+    data: Mapping[str, Any]
+    """Attributes, pickles in them as text."""
+    state: Mapping[str, Array]
+    """Parameters by name."""
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        """Return the arguments of the policy class."""
+        return self.data["policy_kwargs"] if isinstance(self.data.get("policy_kwargs"), dict) else {}
+
+    def policy(
+        self, environment: Provenance, statistics: Statistics | None, asked: str = "", *, trained: bool = True
+    ) -> Policy:
+        """Return the policy of the model.
+
+        Args:
+            environment: The training environment, from `zoo.read_settings`.
+            statistics: The statistics that the model observed with, from there too.
+            asked: The algorithm that the model is said to be of; "" takes any.
+            trained: As of `read_zip`.
+
+        Raises:
+            QuarlError: The model is damaged, of another algorithm, or of a kind that QuaRL does not run.
+        """
+        try:
+            policy = self._policy(environment, statistics, asked)
+            if trained and (is_prepared(self.state) or self._module.startswith("quarl.qat.")):
+                return as_trained(policy, self.data["policy_kwargs"].get(KEY), self.state, self.path.name)
+            return policy
+        except CustomError as error:
+            way = self._way(Path(environment.statistics).name if statistics else "")
+            raise CustomError(f"{self.path}: {error}; {way}") from None
+        except QuarlError as error:
+            raise type(error)(f"{self.path}: {error}") from None
+
+    def algorithm(self, asked: str = "") -> str:
+        """Return the algorithm by the policy class, by parameter names and, if two share them, by attributes.
+
+        Raises:
+            QuarlError: The model is not of the algorithm `asked`, if that is not "", or not of a known one.
+        """
+        data, state = self.data, self.state
+        contrib = re.match(r"sb3_contrib\.(?:common\.)?(\w+)\.", self._module)
+        if contrib:
+            algo = {"maskable": "maskableppo", "recurrent": "recurrentppo"}.get(contrib[1], contrib[1])
+        elif "action_net.weight" in state:
+            algo = "trpo" if "cg_max_steps" in data else "ppo" if "clip_range" in data or "n_epochs" in data else "a2c"
+        elif any(name.startswith("q_net.q_net.") for name in state):
+            algo = "dqn"
+        elif any(name.startswith("actor.log_std") for name in state):
+            algo = "sac"
+        elif "actor.mu.0.weight" in state and "critic.atoms" in state:
+            algo = "d4pg"
+        elif "actor.mu.0.weight" in state:
+            algo = "ddpg" if data.get("policy_delay") == 1 and not data.get("target_noise_clip") else "td3"
+            algo = asked if asked in ("ddpg", "td3") else algo  # one network; they differ in how it was trained
+        else:
+            first = min(state, default="nothing")
+            raise UnsupportedError(f"its parameters ({first[:60]}, ...) are those of no agent of {', '.join(LAYOUTS)}")
+        if "recurrent" in algo:
+            raise UnsupportedError(
+                f"it is a {algo[:40]} agent: recurrent policies, which have a memory, are not supported"
             )
-    elif layout is ON_POLICY and not squashed and not gsde:
-        head = replace(head, log_std=parameters.take("log_std", (actions.width,)))
-    parameters.refuse_others(layout.ignored)
-    return Policy(
-        **observed.fields,
-        ops=tuple(ops),
-        head=head,
-        provenance=replace(
-            environment, algo=algo, stochastic=zoo.samples_actions(algo, environment.env_id), origin="sb3-zip"
-        ),
-    )
+        if algo not in LAYOUTS:
+            raise UnsupportedError(f"it is a {algo[:40]} agent; only {', '.join(LAYOUTS)} are supported")
+        if asked not in ("", algo):
+            raise QuarlError(f"it is a {algo} agent, not {asked}; name the algorithm that trained it")
+        return algo
 
+    def _policy(self, environment: Provenance, statistics: Statistics | None, asked: str) -> Policy:
+        data, state, module, kwargs = self.data, self.state, self._module, self.kwargs
+        if not module.startswith(("stable_baselines3.", "sb3_contrib.", "quarl.algorithms.", "quarl.qat.")):
+            raise CustomError(
+                f"the policy class is from {module[:80]}; only Stable-Baselines3's, sb3-contrib's and D4PG's own are "
+                "known"
+            )
+        algo = self.algorithm(asked)
+        layout, gsde = LAYOUTS[algo], bool(data.get("use_sde"))
+        observed = observe(from_blob(data.get("observation_space"), "observation_space"), "observation_space")
+        actions = from_blob(data.get("action_space"), "action_space")
+        actions = as_pairs(actions) if algo == "maskableppo" else actions
+        if not isinstance(actions, Discrete if layout.values else Box if layout.tanh else Space):
+            raise QuarlError(f"action_space is {type(actions).__name__}, which {algo} cannot have; the file is damaged")
+        biased, squashed = True, layout.tanh or (gsde and kwargs.get("squash_output") is True)
+        if layout is ARS:  # a linear policy has other defaults
+            mlp = not _is_linear(data["policy_class"])
+            biased, squashed = (kwargs.get(name, mlp) is True for name in ("with_bias", "squash_output"))
+        head = action_head(actions, "action_space", squashed=squashed)
+        parameters = Parameters(state, biased=biased)
+        scales = kwargs.get("normalize_images") is not False
+        apart = any(f"{layout.extractor}.extractors.{each.key}.cnn.0.weight" in state for each in observed.inputs)
+        norms, environment = normalizers(observed, statistics, environment)
+        ops, parts = front(observed, norms, scales=scales, apart=apart)
+        ops += network(parameters, layout, parts, kwargs, gsde=gsde)
+        if algo == "crossq":
+            ops = fold_renorm(ops, parameters, kwargs.get("batch_norm_eps", RENORM_EPSILON))
+        if layout is QRDQN:
+            ops = mean_over_quantiles(ops, actions.width, data.get("n_quantiles"))
+        if head.is_discrete:
+            last = ops[-1]
+            assert isinstance(last, Dense)
+            if (scores := last.bias.size) != actions.width:
+                raise QuarlError(
+                    f"the network scores {scores} actions, action_space has {actions.width}; the file is damaged"
+                )
+        elif layout is ON_POLICY and not squashed and not gsde:
+            head = replace(head, log_std=parameters.take("log_std", (actions.width,)))
+        parameters.refuse_others(layout.ignored)
+        return Policy(
+            **observed.fields,
+            ops=tuple(ops),
+            head=head,
+            provenance=replace(
+                environment, algo=algo, stochastic=zoo.samples_actions(algo, environment.env_id), origin="sb3-zip"
+            ),
+        )
 
-def _way(data: Mapping[str, Any], state: Mapping[str, Array], statistics: str) -> str:
-    """How an agent is read that only its own code can compute: live, by whoever trusts that code."""
-    try:
-        algo = algorithm(data, state)
-    except QuarlError:  # its networks are called otherwise
-        algo = "ppo"
-    name = {"maskableppo": "MaskablePPO", "crossq": "CrossQ"}.get(algo, algo.upper())
-    env = f", env=VecNormalize.load({statistics!r}, venv)" if statistics else ""
-    return f'its own code reads it: model = {name}.load(path{env}); quarl.from_sb3(model).save("policy.quarl")'
+    def _way(self, statistics: str) -> str:
+        """Return how to read, live, an agent that only its own code can compute."""
+        try:
+            algo = self.algorithm()
+        except QuarlError:  # its networks are called otherwise
+            algo = "ppo"
+        name = {"maskableppo": "MaskablePPO", "crossq": "CrossQ"}.get(algo, algo.upper())
+        env = f", env=VecNormalize.load({statistics!r}, venv)" if statistics else ""
+        return f'its own code reads it: model = {name}.load(path{env}); quarl.from_sb3(model).save("policy.quarl")'
 
-
-def _module(data: Mapping[str, Any]) -> str:
-    """Of the policy class."""
-    return str(data["policy_class"].get("__module__") if isinstance(data.get("policy_class"), dict) else None)
+    @property
+    def _module(self) -> str:
+        """Return the module of the policy class."""
+        return str(
+            self.data["policy_class"].get("__module__") if isinstance(self.data.get("policy_class"), dict) else None
+        )
 
 
 def _is_linear(entry: Mapping[str, Any]) -> bool:
     """Whether the policy class of an ARS agent is the linear one, which only its pickle tells."""
     named = read_base64(str(entry.get(":serialized:")), "policy_class")
     return isinstance(named, Inert) and named.name == "ARSLinearPolicy"
-
-
-def algorithm(data: Mapping[str, Any], state: Mapping[str, Array], asked: str = "") -> str:
-    """The algorithm, from the module of its policy class, from parameter names and, where two share them, from the
-    model's attributes."""
-    contrib = re.match(r"sb3_contrib\.(?:common\.)?(\w+)\.", _module(data))
-    if contrib:
-        algo = {"maskable": "maskableppo", "recurrent": "recurrentppo"}.get(contrib[1], contrib[1])
-    elif "action_net.weight" in state:
-        algo = "trpo" if "cg_max_steps" in data else "ppo" if "clip_range" in data or "n_epochs" in data else "a2c"
-    elif any(name.startswith("q_net.q_net.") for name in state):
-        algo = "dqn"
-    elif any(name.startswith("actor.log_std") for name in state):
-        algo = "sac"
-    elif "actor.mu.0.weight" in state and "critic.atoms" in state:
-        algo = "d4pg"
-    elif "actor.mu.0.weight" in state:
-        algo = "ddpg" if data.get("policy_delay") == 1 and not data.get("target_noise_clip") else "td3"
-        algo = asked if asked in ("ddpg", "td3") else algo  # one network; they differ in how it was trained
-    else:
-        first = min(state, default="nothing")
-        raise UnsupportedError(f"its parameters ({first[:60]}, ...) are those of no agent of {', '.join(LAYOUTS)}")
-    if "recurrent" in algo:
-        raise UnsupportedError(f"it is a {algo[:40]} agent: recurrent policies, which have a memory, are not supported")
-    if algo not in LAYOUTS:
-        raise UnsupportedError(f"it is a {algo[:40]} agent; only {', '.join(LAYOUTS)} are supported")
-    if asked not in ("", algo):
-        raise QuarlError(f"it is a {algo} agent, not {asked}; name the algorithm that trained it")
-    return algo

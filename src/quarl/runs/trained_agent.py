@@ -49,22 +49,21 @@ class TrainedAgent:
     def __init__(self, path: Path, algo: str, normalize: str | None = None, frame_stack: int | None = None) -> None:
         """Read it; QuarlError if it is another algorithm's, or not a model that QuaRL knows."""
         file = find.opened(path)
-        path = file.path
         if not (file.start or file.contents()).startswith(b"PK"):
-            raise QuarlError(f"{path} is no zip: -i takes agents of Stable-Baselines3")
-        self.path = path
-        self.policy: Policy = sb3.read_zip(file, normalize=normalize, frame_stack=frame_stack, trained=False)
+            raise QuarlError(f"{file} is no zip: -i takes agents of Stable-Baselines3")
+        saved = sb3.contents(file)
+        self.path = path = saved.path
+        self.policy: Policy = saved.policy(*zoo.read_settings(path, normalize, frame_stack), trained=False)
         self.asked, self.settings = normalize, find.settings_folder(path)
         self.statistics, _ = zoo.find_statistics(path, self.settings, normalize)
-        data, state = sb3.contents(file)
-        if (trained_by := sb3.algorithm(data, state)) != algo:
+        if (trained_by := saved.algorithm()) != algo:
             trains = trained_by in LEARNERS
             way = "name the algorithm that trained it with --algo" if trains else "quarl ptq and quarl distill take it"
             raise QuarlError(f"{path} is a {trained_by} agent, not {algo}; {way}")
         self.algo = algo
-        self.state = {name: array for name, array in state.items() if TRAINED_RANGES not in name.split(".")}
-        self.gsde = bool(data.get("use_sde"))
-        self.kwargs: Mapping[str, Any] = data["policy_kwargs"] if isinstance(data.get("policy_kwargs"), dict) else {}
+        self.state = {name: array for name, array in saved.state.items() if TRAINED_RANGES not in name.split(".")}
+        self.gsde = bool(saved.data.get("use_sde"))
+        self.kwargs = saved.kwargs
 
     def adapt(self, tuned: Mapping[str, Any], given: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
         """Hyper-parameters: the tuned ones with the file's architecture and wrappers, and over them those given."""

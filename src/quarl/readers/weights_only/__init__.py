@@ -88,7 +88,7 @@ def read_model(path: Path | Opened) -> tuple[LayerWeights, ...]:
     file = Opened.at(path)
     with reading(path):
         if file.names & {"policy.pth", "pytorch_variables.pth"}:
-            return checked(names.layers(sb3.contents(file)[1]), path)
+            return checked(names.layers(sb3.contents(file).state), path)
         _, arrays = sb2.contents(file)
         return checked(names.layers(arrays if isinstance(arrays, dict) else _numbered(arrays)), path)
 
