@@ -28,9 +28,8 @@ from quarl.readers import load
 from quarl.runs import callback, checkpoint, checkpoint_file
 from quarl.runs import train as runs
 from quarl.runs.checkpoint_model import take
-from quarl.runs.checkpointer import AgentCheckpointer
+from quarl.runs.checkpointer import AgentCheckpointer, StoredReplay
 from quarl.runs.folder import RunFolder
-from quarl.runs.replay import StoredReplay
 from quarl.runs.train import Training
 from refusals import refused
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from stable_baselines3.common.buffers import ReplayBuffer
 
 from quarl.errors import QuarlError
-from quarl.runs import replay
-from quarl.runs.replay import StoredReplay, pack, unpack
+from quarl.runs import checkpointer
+from quarl.runs.checkpointer import StoredReplay, pack, unpack
 
 SIDE = 3
 
@@ -99,7 +99,7 @@ def test_whatever_the_numbers_are_they_are_packed_exactly_or_not_at_all(rows, st
 def test_comparisons_in_pieces_find_what_one_comparison_finds(monkeypatch):
     buffer = filled(50, 60)
     whole = pack(buffer.observations[:50], buffer.next_observations[:50])
-    monkeypatch.setattr(replay, "CHUNK", 7)
+    monkeypatch.setattr(checkpointer, "CHUNK", 7)
     pieces = pack(buffer.observations[:50], buffer.next_observations[:50])
     assert all(np.array_equal(whole[name], pieces[name]) for name in whole)
 
