@@ -12,7 +12,7 @@ import pytest
 import require
 from quarl.errors import QuarlError
 from quarl.readers import weights_only
-from quarl.readers.weights_only import wire
+from quarl.readers.weights_only import frozen
 from stress.fuzz.frozen import (
     attribute,
     constant,
@@ -216,8 +216,8 @@ def test_every_truncation_is_read_or_refused(tmp_path: Path):
 @pytest.mark.parametrize("value", [0, 1, 127, 128, 300, 2**31, 2**63, 2**64 - 1])
 def test_a_varint_is_seven_bits_a_byte_lowest_first(value: int):
     data = varint(value)
-    assert wire.varint(memoryview(data), 0) == (value, len(data))
-    assert wire.signed(value) == int(np.uint64(value).astype(np.int64))
+    assert frozen.varint(memoryview(data), 0) == (value, len(data))
+    assert frozen.signed(value) == int(np.uint64(value).astype(np.int64))
 
 
 def test_attributes_are_found_behind_others(tmp_path: Path):

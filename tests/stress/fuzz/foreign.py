@@ -23,7 +23,7 @@ from quarl.engines import litert
 from quarl.engines.onnx import write
 from quarl.inert import zip as container
 from quarl.quant.spec import QuantSpec
-from quarl.readers.weights_only import wire
+from quarl.readers.weights_only import frozen
 from sb3_archives import saved
 from stress.fuzz import mutate, seeds
 from stress.fuzz.frozen import graph, protobuf
@@ -95,7 +95,7 @@ def frozen_files() -> tuple[bytes, ...]:
 
 
 def frozen_opens(data: bytes) -> None:
-    assert all(isinstance(node, memoryview) for node in wire.grouped(memoryview(data)).get(1, []))
+    assert all(isinstance(node, memoryview) for node in frozen.grouped(memoryview(data)).get(1, []))
 
 
 def torch_files() -> tuple[bytes, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from quarl.inert.objects import Malformed
-from quarl.readers.weights_only import wire
+from quarl.readers.weights_only import frozen
 from stress.fuzz import mutate
 
 DTYPES = {"float32": 1, "float64": 2, "int32": 3, "bfloat16": 14, "float16": 19}
@@ -101,7 +101,7 @@ def graph() -> bytes:
     )
 
 
-Field = tuple[int, wire.Value]
+Field = tuple[int, frozen.Value]
 ODD = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63, 2**64 - 1)
 
 
@@ -141,7 +141,7 @@ def _changed(rng: random.Random, data: bytes, depth: int) -> bytes:
 def _split(data: bytes) -> list[Field]:
     """The fields of a message; none where it is text or numbers."""
     try:
-        return list(wire.fields(memoryview(data)))
+        return list(frozen.fields(memoryview(data)))
     except Malformed:
         return []
 

@@ -8,7 +8,7 @@ attr_value, tensor, tensor_shape}.proto.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +19,12 @@ from quarl.arrays import Array
 from quarl.inert.budget import current
 from quarl.inert.objects import Malformed
 from quarl.policy.layers import LayerWeights
-from quarl.readers.weights_only import names, wire
-from quarl.readers.weights_only.wire import Value, signed
+from quarl.readers.weights_only import names
 
+MAX_VARINT = 10
+"""Bytes of a 64-bit number, seven bits in each."""
+Value = int | memoryview
+"""A varint, or the bytes of anything else."""
 FLOATS: Mapping[int, tuple[Any, int]] = {
     1: (np.float32, 5),
     2: (np.float64, 6),
@@ -62,7 +65,7 @@ class _Graph:
         if bytes(data[:1]) == b"\x08":
             raise Malformed("it is a SavedModel, whose variables lie in other files; freeze it first")
         self.nodes: dict[str, _Node] = {}
-        for message in wire.grouped(data).get(1, []):
+        for message in grouped(data).get(1, []):
             node = _node(_bytes(message))
             self.nodes.setdefault(node.name, node)
         self.values: dict[str, Array | None] = {}
@@ -130,9 +133,9 @@ class _Graph:
     def _attribute(self, node: _Node, name: str, field: int) -> Value | None:
         """Field `field` of the attribute's AttrValue."""
         for entry in node.attributes:
-            parts = wire.grouped(entry)
+            parts = grouped(entry)
             if _text(_last(parts, 1)) == name:
-                value: Value | None = _last(wire.grouped(_bytes(_last(parts, 2))), field, None)
+                value: Value | None = _last(grouped(_bytes(_last(parts, 2))), field, None)
                 return value
         return None
 
@@ -144,7 +147,7 @@ class _Graph:
         return self.values[node.name]
 
     def _tensor(self, message: memoryview, name: str) -> Array | None:
-        parts = wire.grouped(message)
+        parts = grouped(message)
         shape = self._shape(_bytes(_last(parts, 2)), name)
         kind, content = _last(parts, 1, 0), _bytes(_last(parts, 4))
         if kind not in FLOATS:
@@ -158,7 +161,7 @@ class _Graph:
         return np.frombuffer(content, dtype).reshape(shape)
 
     def _shape(self, message: memoryview, name: str) -> tuple[int, ...]:
-        sizes = [_last(wire.grouped(_bytes(axis)), 1, 0) for axis in wire.grouped(message).get(2, [])]
+        sizes = [_last(grouped(_bytes(axis)), 1, 0) for axis in grouped(message).get(2, [])]
         shape = tuple(signed(size) if isinstance(size, int) else -1 for size in sizes)
         if len(shape) > 8 or min(shape, default=1) < 0 or math.prod(shape) >= 2**31:
             raise Malformed(f"constant {name[:80]!r} has no shape that a weight can have")
@@ -167,7 +170,7 @@ class _Graph:
     def _numbers(self, parts: Sequence[Value], dtype: Any, field: int) -> Array:
         """The numbers of a repeated field, packed or one by one."""
         if field == SIXTEEN_BITS:
-            codes = [code for part in parts for code in ([part] if isinstance(part, int) else wire.varints(part))]
+            codes = [code for part in parts for code in ([part] if isinstance(part, int) else varints(part))]
             return (np.array(codes, np.uint64) & np.uint64(0xFFFF)).astype(np.uint16).view(dtype)
         return np.frombuffer(b"".join(map(_bytes, parts)), dtype) if parts else np.zeros(0, dtype)
 
@@ -183,7 +186,7 @@ class _Graph:
 
 
 def _node(message: memoryview) -> _Node:
-    parts = wire.grouped(message)
+    parts = grouped(message)
     inputs = [_text(name).partition(":")[0] for name in parts.get(3, [])]  # of a node's outputs the first is meant
     return _Node(_text(_last(parts, 1)), _text(_last(parts, 2)), inputs, list(map(_bytes, parts.get(5, []))))
 
@@ -201,3 +204,64 @@ def _bytes(value: Value) -> memoryview:
 
 def _text(value: Value) -> str:
     return str(_bytes(value), "utf-8", "replace")
+
+
+def fields(data: memoryview) -> Iterator[tuple[int, Value]]:
+    """(number, value) of every field of the message, in the file's order and on its budget.
+
+    Source: protobuf.dev/programming-guides/encoding. Groups, which it deprecates, are refused.
+    """
+    budget, at = current(), 0
+    while at < len(data):
+        budget.parse()
+        tag, at = varint(data, at)
+        number, kind = tag >> 3, tag & 7
+        if number == 0 or kind not in (0, 1, 2, 5):
+            raise Malformed("a field has a number or a kind that there is not")
+        if kind == 0:
+            value, at = varint(data, at)
+            yield number, value
+            continue
+        size = {1: 8, 5: 4}.get(kind, 0)
+        if kind == 2:
+            size, at = varint(data, at)
+        if size > len(data) - at:
+            raise Malformed("a field is longer than the message that it is in")
+        yield number, data[at : at + size]
+        at += size
+
+
+def grouped(data: memoryview) -> dict[int, list[Value]]:
+    """The values of every field of the message by its number, in the file's order."""
+    groups: dict[int, list[Value]] = {}
+    for number, value in fields(data):
+        groups.setdefault(number, []).append(value)
+    return groups
+
+
+def varints(data: memoryview) -> list[int]:
+    """The numbers of a packed field."""
+    budget, numbers, at = current(), list[int](), 0
+    while at < len(data):
+        budget.parse()
+        value, at = varint(data, at)
+        numbers.append(value)
+    return numbers
+
+
+def varint(data: memoryview, at: int) -> tuple[int, int]:
+    """(number 0..2**64 - 1, place after it) of the varint at `at`."""
+    value = 0
+    for index in range(MAX_VARINT):
+        if at + index >= len(data):
+            raise Malformed("it ends within a number")
+        byte = data[at + index]
+        value |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            return value & 0xFFFF_FFFF_FFFF_FFFF, at + index + 1
+    raise Malformed("a number has more than 64 bits")
+
+
+def signed(value: int) -> int:
+    """The int64 that a varint stands for: negative numbers are written as their two's complement."""
+    return value - 2**64 if value >= 2**63 else value
