@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from quarl.arrays import Array
+from quarl.engines.lookup_tables import steady_scale
 from quarl.engines.reference import Reference, apply
 from quarl.engines.sums import in_floats, requantisation
-from quarl.engines.tables import steady_scale
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, readers
 from quarl.policy.operators import Activation, Flatten, LayerNorm, Linear, Pool2d, QuantizedTensor
 from quarl.quant.affine import dequantize, quantize_away, requantize_twice

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from quarl.arrays import Array
+from quarl.engines.lookup_tables import table
 from quarl.engines.onnx import elementwise
 from quarl.engines.onnx.elementwise import SHIFT, Rows
 from quarl.engines.onnx.file import File
 from quarl.engines.reference import averages_codes, norms_codes
 from quarl.engines.sums import check_bits, check_int32, fits, requantisation, symmetric, unit
-from quarl.engines.tables import table
 from quarl.errors import UnsupportedError
 from quarl.policy import operators
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, shapes

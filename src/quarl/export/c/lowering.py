@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quarl.arrays import Array
+from quarl.engines.lookup_tables import table
 from quarl.engines.reference import norm_constants, norms_codes
 from quarl.engines.sums import check_int32, requantisation, symmetric, unit
-from quarl.engines.tables import table
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.export.c.program import Call, Program, parameters
 from quarl.policy import operators
