@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from quarl.policy.rewrite import factors
 from quarl.qat.fake import rounded_part
-from quarl.qat.table import RangeTable
+from quarl.qat.ranges import RangeTable
 
 ALPHA = 0.5
 """As in the default scheme: half of the difficulty is left to activations, half goes to weights."""

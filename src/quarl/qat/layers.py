@@ -14,7 +14,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.graph import ActivationGrid
 from quarl.policy.trained import TRAINED_RANGES, LayerPlan, NetworkPlan, Site
 from quarl.qat.fake import common_part, in_steps, on_step, on_tensor_grid, on_weight_grids
-from quarl.qat.table import Parameters, RangeTable
+from quarl.qat.ranges import Parameters, RangeTable
 from quarl.quant.spec import QatSpec
 
 FLOAT_SUMS = 256

@@ -20,7 +20,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.trained import KEY, TRAINED_RANGES, NetworkPlan
 from quarl.qat.layers import install
 from quarl.qat.networks import networks_of
-from quarl.qat.table import RangeTable
+from quarl.qat.ranges import RangeTable
 from quarl.quant.spec import QatSpec
 
 TARGET = "_target"

@@ -20,7 +20,7 @@ from quarl.arrays import Array
 from quarl.policy.fit import MAX_INPUTS, MAX_ROWS, SHRINKS
 from quarl.policy.trained import LayerPlan
 from quarl.qat.fake import rounded_part
-from quarl.qat.table import RangeTable
+from quarl.qat.ranges import RangeTable
 from quarl.quant.affine import dequantize
 from quarl.quant.rounding import output_aware_qparams, second_moment, to_the_ends
 from quarl.readers.aten import evaluating
