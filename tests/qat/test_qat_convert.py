@@ -21,7 +21,7 @@ from quarl.engines.reference import Reference
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.artifact import read, write
 from quarl.policy.operators import QuantizedTensor
-from quarl.qat.layers import QatConv2d
+from quarl.qat.fake_layers import QatConv2d
 from quarl.readers import sb3
 
 

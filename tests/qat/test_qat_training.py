@@ -15,7 +15,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy
 
 from quarl import qat
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.qat.layers import QatLinear
+from quarl.qat.fake_layers import QatLinear
 from quarl.qat.policies import tables_of
 from quarl.qat.prepare import follow
 from quarl.quant.spec import QatSpec

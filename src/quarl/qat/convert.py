@@ -8,7 +8,7 @@ from quarl.api import Agent
 from quarl.errors import QuarlError
 from quarl.policy import trained
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy
-from quarl.qat.layers import QatLayer
+from quarl.qat.fake_layers import QatLayer
 from quarl.qat.policies import tables_of
 from quarl.qat.prepare import is_active, spec_of
 from quarl.readers.extract import from_model
