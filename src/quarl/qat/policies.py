@@ -19,7 +19,7 @@ from quarl.algorithms.d4pg_policy import D4PGCnnPolicy, D4PGPolicy
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.trained import KEY, TRAINED_RANGES, NetworkPlan
 from quarl.qat.fake_layers import install
-from quarl.qat.networks import networks_of
+from quarl.qat.graphs import networks_of
 from quarl.qat.ranges import RangeTable
 from quarl.quant.spec import QatSpec
 

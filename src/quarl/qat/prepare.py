@@ -16,7 +16,7 @@ from quarl.policy.operators import as_float32
 from quarl.policy.trained import ACTING, KEY
 from quarl.qat.balance import Factors, balance, factors_of, shared
 from quarl.qat.fake_layers import layers_of
-from quarl.qat.networks import Graph, graphs_of, networks_of, optimizer_of
+from quarl.qat.graphs import Graph, graphs_of, networks_of, optimizer_of
 from quarl.qat.policies import TARGET, QatPolicy, carrying, tables_of
 from quarl.qat.sites import layer_name, plan_network
 from quarl.qat.start import Moved, remembered, start

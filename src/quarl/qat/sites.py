@@ -9,7 +9,7 @@ from quarl.policy.graph import ActivationGrid, edge_layers, final_linear
 from quarl.policy.grids import fixed_grid, origin, pixel_grid, trained_rules, wide_bits
 from quarl.policy.rewrite import readings, scores
 from quarl.policy.trained import LayerPlan, NetworkPlan, Site
-from quarl.qat.networks import Graph
+from quarl.qat.graphs import Graph
 from quarl.quant.spec import QatSpec
 
 
