@@ -10,7 +10,7 @@ import numpy as np
 from quarl.errors import QuarlError
 from quarl.policy.operators import Dense, Op
 from quarl.readers.actor import SAC, Parameters
-from quarl.readers.affine import Elementwise, Layer
+from quarl.readers.affine_values import Elementwise, Layer
 
 RENORM_EPSILON = 0.001
 """CrossQPolicy's default of batch_norm_eps."""

@@ -31,7 +31,7 @@ from quarl.policy.operators import (
 )
 from quarl.readers import aten
 from quarl.readers.actor import bare
-from quarl.readers.affine import Elementwise, Layer, aligned
+from quarl.readers.affine_values import Elementwise, Layer, aligned
 
 BATCH = 2
 """Rows of the example: more than one, so that an operator that mixes rows shows in its output's shape."""
