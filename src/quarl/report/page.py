@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from quarl.errors import printable
 from quarl.machine import machine
-from quarl.report.reference import terms
+from quarl.report.row_schema import terms
 from quarl.report.style import INK, PAPER, to_svg
 from quarl.report.tables import Cells
 
