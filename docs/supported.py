@@ -28,7 +28,7 @@ from quarl.algorithms.learners import learner_class
 from quarl.config.actorq import ALGORITHMS
 from quarl.config.train import LEARNERS
 from quarl.readers import sb2
-from quarl.readers.actor import LAYOUTS
+from quarl.readers.sb3_network import LAYOUTS
 from quarl.readers.spaces import Space
 
 YES, NO = "yes", "–"

@@ -30,7 +30,7 @@ from quarl.episodes import Job, in_processes
 from quarl.errors import QuarlError, UnsupportedError, detail, note, note_once
 from quarl.policy.graph import Policy, QuantizedPolicy, shapes
 from quarl.quant.spec import EXACT
-from quarl.readers.actor import SCORING
+from quarl.readers.sb3_network import SCORING
 
 NUM_OBSERVATIONS, NUM_IMAGES = 4096, 1024
 """Observations that stand for all that a policy meets. An image weighs as much as a thousand vectors, and gives a

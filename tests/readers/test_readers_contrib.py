@@ -22,9 +22,9 @@ from quarl.config.train import LEARNERS
 from quarl.policy.operators import OBSERVATION, Dense, as_float32
 from quarl.quant.spec import EXACT
 from quarl.readers import load
-from quarl.readers.actor import LAYOUTS, Parameters
 from quarl.readers.extract import from_model
 from quarl.readers.fold import fold_renorm, mean_over_quantiles
+from quarl.readers.sb3_network import LAYOUTS, Parameters
 from sb3_archives import Still, assert_same
 
 STEPS = 2_000

@@ -19,7 +19,7 @@ from stable_baselines3.common.utils import LinearSchedule
 
 from quarl import literals
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean
-from quarl.readers.actor import FUNCTIONS
+from quarl.readers.sb3_network import FUNCTIONS
 
 TORCH = ("", "nn.", "th.nn.", "torch.nn.")
 OPTIMIZERS = ("Adam", "AdamW", "RMSprop", "SGD")

@@ -7,7 +7,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import Tensor, nn
 
 from quarl.errors import QuarlError
-from quarl.readers.actor import NATURE_CNN
+from quarl.readers.sb3_network import NATURE_CNN
 
 
 class WideCNN(BaseFeaturesExtractor):

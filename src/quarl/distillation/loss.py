@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from quarl.policy.graph import ActionHead, Policy
-from quarl.readers.actor import SCORING
+from quarl.readers.sb3_network import SCORING
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Of outputs [B, n] and the teacher's: their mean cost."""

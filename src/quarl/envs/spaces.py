@@ -17,8 +17,8 @@ from quarl.envs.wrappers import FrameStack, Rows
 from quarl.errors import QuarlError, note_once
 from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.inputs import has_channels_last
-from quarl.readers.actor import LAYOUTS
 from quarl.readers.observation import observe
+from quarl.readers.sb3_network import LAYOUTS
 from quarl.readers.spaces import Box, Discrete, action_head, as_pairs, from_live, observation_box
 
 WAYS = (

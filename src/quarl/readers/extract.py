@@ -22,12 +22,12 @@ from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.inputs import Input
 from quarl.policy.operators import OBSERVATION, Normalize, Op, Scale
 from quarl.policy.trained import KEY, as_trained, is_prepared
-from quarl.readers.actor import LAYOUTS, ON_POLICY, SAC, Parameters, bare
 from quarl.readers.aten import evaluating
 from quarl.readers.fold import fold_renorm
 from quarl.readers.normalizer import Statistics, from_wrapper
 from quarl.readers.observation import front, normalizers, observe
 from quarl.readers.sb3 import SBX
+from quarl.readers.sb3_network import LAYOUTS, ON_POLICY, SAC, Parameters, bare
 from quarl.readers.spaces import Box, action_head, as_pairs, from_live
 from quarl.readers.trace import trace
 from quarl.readers.zoo import VEC_FRAME_STACK, samples_actions

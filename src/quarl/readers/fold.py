@@ -9,8 +9,8 @@ import numpy as np
 
 from quarl.errors import QuarlError
 from quarl.policy.operators import Dense, Op
-from quarl.readers.actor import SAC, Parameters
 from quarl.readers.affine_values import Elementwise, Layer
+from quarl.readers.sb3_network import SAC, Parameters
 
 RENORM_EPSILON = 0.001
 """CrossQPolicy's default of batch_norm_eps."""

@@ -22,10 +22,10 @@ from quarl.policy.graph import Policy, Provenance
 from quarl.policy.operators import Dense
 from quarl.policy.trained import KEY, as_trained, is_prepared
 from quarl.readers import zoo
-from quarl.readers.actor import ARS, LAYOUTS, ON_POLICY, QRDQN, CustomError, Parameters, bare, network
 from quarl.readers.fold import RENORM_EPSILON, fold_renorm, mean_over_quantiles
 from quarl.readers.normalizer import Statistics
 from quarl.readers.observation import front, normalizers, observe
+from quarl.readers.sb3_network import ARS, LAYOUTS, ON_POLICY, QRDQN, CustomError, Parameters, bare, network
 from quarl.readers.spaces import Box, Discrete, Space, action_head, as_pairs, from_blob
 from quarl.readers.torch_file import read_tensors
 

@@ -30,8 +30,8 @@ from quarl.policy.operators import (
     Softmax,
 )
 from quarl.readers import aten
-from quarl.readers.actor import bare
 from quarl.readers.affine_values import Elementwise, Layer, aligned
+from quarl.readers.sb3_network import bare
 
 BATCH = 2
 """Rows of the example: more than one, so that an operator that mixes rows shows in its output's shape."""

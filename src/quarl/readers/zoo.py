@@ -17,8 +17,8 @@ from quarl.inert.yaml import read_yaml
 from quarl.policy.graph import Provenance
 from quarl.policy.operators import Normalize
 from quarl.readers import find, statistics
-from quarl.readers.actor import LAYOUTS, ON_POLICY
 from quarl.readers.normalizer import Statistics, read_vecnormalize
+from quarl.readers.sb3_network import LAYOUTS, ON_POLICY
 
 NONE = "none"
 """What stands for no statistics where a file of them may be named."""

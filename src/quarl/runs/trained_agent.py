@@ -26,8 +26,8 @@ from quarl.literals import Name, mapping, spell
 from quarl.policy.graph import Policy
 from quarl.policy.trained import TRAINED_RANGES
 from quarl.readers import find, sb3, zoo
-from quarl.readers.actor import FUNCTIONS
 from quarl.readers.normalizer import read_options, read_statistics, sentence
+from quarl.readers.sb3_network import FUNCTIONS
 from quarl.readers.torch_file import read_tensors
 
 SHAPING = (
