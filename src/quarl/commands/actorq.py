@@ -119,7 +119,7 @@ def _machines(config: ActorQConfig, say: Callable[[str], None]) -> Iterator[tupl
     if config.cluster is None and saved.get("cluster") is None:
         yield config, {}
         return
-    from quarl.cluster.family import clustered  # here: it needs Ray, and few have it
+    from quarl.cluster.remote_family import clustered  # here: it needs Ray, and few have it
 
     with clustered(config, saved, say) as run:
         yield run
