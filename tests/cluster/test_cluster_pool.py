@@ -48,7 +48,7 @@ from quarl.errors import QuarlError
 address, token, folder = sys.argv[1], *map(pathlib.Path, sys.argv[2:])
 connection.connect(address, token=token)
 import ray
-from quarl.cluster.pool import NodePool
+from quarl.cluster.cell_pool import NodePool
 pool, said = ray.remote(NodePool).remote(), []
 for version in ("0.0.1", __version__):
     try:

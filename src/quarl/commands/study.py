@@ -68,7 +68,7 @@ def _pool(config: StudyRunConfig) -> Iterator[MakePool]:
         stack.callback(connection.disconnect)
         if config.cluster != "local":
             connection.check_machines(machines)
-        from quarl.cluster.pool import ClusterPool  # here: it imports Ray, which has its environment now
+        from quarl.cluster.cell_pool import ClusterPool  # here: it imports Ray, which has its environment now
 
         yield partial(ClusterPool, connection.enough(machines, config.nodes))
 
