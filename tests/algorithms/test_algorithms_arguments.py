@@ -6,8 +6,8 @@ import inspect
 
 import pytest
 
-from quarl.algorithms.arguments import CODE, OURS, checked
 from quarl.algorithms.learners import CLASSES, learner_class
+from quarl.algorithms.zoo_arguments import CODE, OURS, checked
 from quarl.errors import QuarlError
 
 EVERYWHERE = [

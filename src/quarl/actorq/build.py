@@ -23,9 +23,9 @@ from quarl import qat
 from quarl.actorq.environments import world_of
 from quarl.actorq.limiter import RateLimiter
 from quarl.actorq.replay import SegmentReplay
-from quarl.algorithms.arguments import arguments
 from quarl.algorithms.clocks import NO_UPDATES, no_update
 from quarl.algorithms.learners import DOUBLE, constructor, make_learner
+from quarl.algorithms.zoo_arguments import arguments
 from quarl.config import ActorQConfig
 from quarl.config.actorq import GIVEN_ONCE
 from quarl.envs import make

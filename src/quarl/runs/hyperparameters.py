@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quarl.algorithms import tuned
-from quarl.algorithms.arguments import CODE, OURS, arguments, whole
+from quarl.algorithms.zoo_arguments import CODE, OURS, arguments, whole
 from quarl.config import TrainConfig
 from quarl.config.environment import spelled
 from quarl.config.learner import completed
