@@ -28,8 +28,8 @@ from quarl.algorithms.learners import learner_class
 from quarl.config.actorq import ALGORITHMS
 from quarl.config.train import LEARNERS
 from quarl.readers import sb2
+from quarl.readers.plain_spaces import Space
 from quarl.readers.sb3_network import LAYOUTS
-from quarl.readers.spaces import Space
 
 YES, NO = "yes", "–"
 LIBRARIES = {"stable_baselines3": "Stable-Baselines3", "sb3_contrib": "sb3-contrib", "quarl": "QuaRL"}

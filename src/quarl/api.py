@@ -33,7 +33,7 @@ from quarl.quant.spec import EXACT, Mode, QuantSpec
 from quarl.readers.load import read
 from quarl.readers.normalizer import outside, sentence
 from quarl.readers.observation import observe
-from quarl.readers.spaces import action_head, from_live
+from quarl.readers.plain_spaces import action_head, from_live
 
 if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm

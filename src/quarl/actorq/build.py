@@ -32,7 +32,7 @@ from quarl.envs import make
 from quarl.envs.checked import Recalled
 from quarl.envs.options import OF_ENVIRONMENT
 from quarl.errors import QuarlError
-from quarl.readers.spaces import from_live, observation_box
+from quarl.readers.plain_spaces import from_live, observation_box
 
 CRITIC = "qf_arch"
 """The hyper-parameter that names the critic's hidden layers; Stable-Baselines3 has it inside policy_kwargs."""

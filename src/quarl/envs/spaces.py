@@ -18,8 +18,8 @@ from quarl.errors import QuarlError, note_once
 from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.inputs import has_channels_last
 from quarl.readers.observation import observe
+from quarl.readers.plain_spaces import Box, Discrete, action_head, as_pairs, from_live, observation_box
 from quarl.readers.sb3_network import LAYOUTS
-from quarl.readers.spaces import Box, Discrete, action_head, as_pairs, from_live, observation_box
 
 WAYS = (
     "choose the environment it was trained on with --env, or say how that was made: --env-kwargs, --wrapper, "

@@ -14,8 +14,8 @@ from quarl.algorithms.d4pg_policy import CategoricalCritic
 from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.operators import OBSERVATION
 from quarl.readers.extract import algorithm, from_model, from_module
+from quarl.readers.plain_spaces import from_live, observation_box
 from quarl.readers.sb3_network import LAYOUTS, ON_POLICY
-from quarl.readers.spaces import from_live, observation_box
 from quarl.readers.trace import trace
 
 ON_POLICY_NETWORK = ""

@@ -26,9 +26,9 @@ from quarl.readers.aten import evaluating
 from quarl.readers.fold import fold_renorm
 from quarl.readers.normalizer import Statistics, from_wrapper
 from quarl.readers.observation import front, normalizers, observe
+from quarl.readers.plain_spaces import Box, action_head, as_pairs, from_live
 from quarl.readers.sb3 import SBX
 from quarl.readers.sb3_network import LAYOUTS, ON_POLICY, SAC, Parameters, bare
-from quarl.readers.spaces import Box, action_head, as_pairs, from_live
 from quarl.readers.trace import trace
 from quarl.readers.zoo import VEC_FRAME_STACK, samples_actions
 

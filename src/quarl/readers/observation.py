@@ -14,7 +14,7 @@ from quarl.policy.graph import Provenance
 from quarl.policy.inputs import Input, places
 from quarl.policy.operators import OBSERVATION, Normalize, Op, Scale, Shape, Slice
 from quarl.readers.normalizer import Statistics
-from quarl.readers.spaces import Box, Dict, MultiBinary, MultiDiscrete, Space, observation_box
+from quarl.readers.plain_spaces import Box, Dict, MultiBinary, MultiDiscrete, Space, observation_box
 from quarl.readers.zoo import of_observation
 
 

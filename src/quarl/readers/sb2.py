@@ -28,7 +28,7 @@ from quarl.policy.operators import Shape
 from quarl.readers import sb2_network, zoo
 from quarl.readers.normalizer import Statistics
 from quarl.readers.observation import observe
-from quarl.readers.spaces import Box, Dict, Discrete, Space, action_head, from_inert
+from quarl.readers.plain_spaces import Box, Dict, Discrete, Space, action_head, from_inert
 
 MEMBERS = ("data", "parameters", "parameter_list")
 MARKS = {

@@ -25,8 +25,8 @@ from quarl.readers import zoo
 from quarl.readers.fold import RENORM_EPSILON, fold_renorm, mean_over_quantiles
 from quarl.readers.normalizer import Statistics
 from quarl.readers.observation import front, normalizers, observe
+from quarl.readers.plain_spaces import Box, Discrete, Space, action_head, as_pairs, from_blob
 from quarl.readers.sb3_network import ARS, LAYOUTS, ON_POLICY, QRDQN, CustomError, Parameters, bare, network
-from quarl.readers.spaces import Box, Discrete, Space, action_head, as_pairs, from_blob
 from quarl.readers.torch_file import read_tensors
 
 SBX = (

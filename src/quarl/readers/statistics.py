@@ -13,7 +13,7 @@ from quarl.inert.budget import read_json
 from quarl.inert.pickle import read_pickle
 from quarl.inert.zip import Opened
 from quarl.readers.normalizer import read_vecnormalize
-from quarl.readers.spaces import Box, Dict, from_blob, from_inert
+from quarl.readers.plain_spaces import Box, Dict, from_blob, from_inert
 
 NAMES = ("vec_normalize.pkl", "vecnormalize.pkl")
 """As the zoo calls the file, on the hub and in a run's folder."""

@@ -27,7 +27,7 @@ from quarl.envs.options import EnvironmentOptions
 from quarl.envs.spaces import fits, fitting
 from quarl.envs.suites import ATARI, suite_of
 from quarl.errors import QuarlError, UnsupportedError, note
-from quarl.readers.spaces import Box, from_live, observation_box
+from quarl.readers.plain_spaces import Box, from_live, observation_box
 from quarl.runs.hyperparameters import Recipe, RunOptions
 from quarl.runs.trained_agent import act_before_learning
 
