@@ -24,7 +24,7 @@ from quarl.policy import operators
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, readers, shapes
 from quarl.policy.grids import pixel_grid
 from quarl.policy.operators import OBSERVATION, Linear, Op, QuantizedTensor
-from quarl.readers.weights_only.names import MULTIPLIERS
+from quarl.readers.weights_only.named_tensors import MULTIPLIERS
 
 
 def write(

@@ -26,7 +26,7 @@ from quarl.policy import operators
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, shapes
 from quarl.policy.grids import EXACT
 from quarl.policy.operators import OBSERVATION, Linear, Op, QuantizedTensor, as_float32
-from quarl.readers.weights_only.names import MULTIPLIERS
+from quarl.readers.weights_only.named_tensors import MULTIPLIERS
 
 OUTPUT = "output"
 NIBBLE_SHIFT = 8

@@ -22,7 +22,7 @@ from quarl.policy.layers import LayerWeights
 from quarl.policy.operators import as_float32
 from quarl.readers import sb2, sb3
 from quarl.readers.torch_file import LEGACY_START, read_nested
-from quarl.readers.weights_only import names
+from quarl.readers.weights_only import named_tensors
 
 SUFFIXES = {".onnx": "onnx", ".pb": "frozen", ".pt": "torch", ".pth": "torch", ".ckpt": "torch", ".bin": "torch"}
 """Readers by suffix, where the first bytes do not tell."""
@@ -68,7 +68,7 @@ def read_weights(path: Path | Opened, kind: str = "") -> tuple[LayerWeights, ...
     with reading(path):
         data = file.contents()
         if kind == "torch":
-            return checked(names.layers(read_nested(data, str(path))), path)
+            return checked(named_tensors.layers(read_nested(data, str(path))), path)
         try:
             with extras(f"reading .{kind}"):
                 layers = importlib.import_module(f"{__name__}.{kind}").layers(data, file.path.parent)
@@ -88,9 +88,9 @@ def read_model(path: Path | Opened) -> tuple[LayerWeights, ...]:
     file = Opened.at(path)
     with reading(path):
         if file.names & {"policy.pth", "pytorch_variables.pth"}:
-            return checked(names.layers(sb3.contents(file).state), path)
+            return checked(named_tensors.layers(sb3.contents(file).state), path)
         _, arrays = sb2.contents(file)
-        return checked(names.layers(arrays if isinstance(arrays, dict) else _numbered(arrays)), path)
+        return checked(named_tensors.layers(arrays if isinstance(arrays, dict) else _numbered(arrays)), path)
 
 
 def checked(layers: Sequence[LayerWeights], path: str | Path | Opened) -> tuple[LayerWeights, ...]:

@@ -19,7 +19,7 @@ from quarl.arrays import Array
 from quarl.inert.budget import current
 from quarl.inert.objects import Malformed
 from quarl.policy.layers import LayerWeights
-from quarl.readers.weights_only import names
+from quarl.readers.weights_only import named_tensors
 
 MAX_VARINT = 10
 """Bytes of a 64-bit number, seven bits in each."""
@@ -85,7 +85,7 @@ class _Graph:
         if layers:
             return list(layers.values())
         constants = {node.name: self._value(node) for node in self.nodes.values() if node.operator == "Const"}
-        return names.layers({name: array for name, array in constants.items() if array is not None})
+        return named_tensors.layers({name: array for name, array in constants.items() if array is not None})
 
     def _constant(self, name: str) -> _Node | None:
         """The Const node whose value `name` is, passed on or not."""
@@ -114,20 +114,20 @@ class _Graph:
         match node.operator:
             case "MatMul":
                 flag = self._attribute(node, "transpose_b", 5)
-                return names.as_numbers(value) if flag else names.outputs_first(value)
+                return named_tensors.as_numbers(value) if flag else named_tensors.outputs_first(value)
             case "DepthwiseConv2dNative":  # [height, width, in, multiplier]: each output reads one input
                 outputs = value.transpose(2, 3, 0, 1).reshape(-1, 1, *value.shape[:2])
-                return names.as_numbers(outputs)
+                return named_tensors.as_numbers(outputs)
             case "Conv2DBackpropInput":  # [height, width, out, in]
-                return names.as_numbers(value.transpose(2, 3, 0, 1))
-        return names.outputs_first(value)
+                return named_tensors.as_numbers(value.transpose(2, 3, 0, 1))
+        return named_tensors.outputs_first(value)
 
     def _bias(self, candidates: Sequence[str], size: int) -> Array | None:
         for name in candidates:
             source = self._constant(name)
             value = None if source is None else self._value(source)
             if value is not None and value.shape == (size,):
-                return names.as_numbers(value)
+                return named_tensors.as_numbers(value)
         return None
 
     def _attribute(self, node: _Node, name: str, field: int) -> Value | None:

@@ -18,7 +18,7 @@ from quarl.errors import QuarlError
 from quarl.inert.budget import current
 from quarl.inert.zip import escapes, read_bytes
 from quarl.policy.layers import LayerWeights
-from quarl.readers.weights_only import names
+from quarl.readers.weights_only import named_tensors
 
 LAYERS = {
     **dict.fromkeys(("MatMul", "Gemm", "FusedMatMul", "FusedGemm", "MatMulInteger", "QLinearMatMul", "QGemm"), "Dense"),
@@ -46,7 +46,7 @@ def layers(data: bytes, folder: Path) -> list[LayerWeights]:
     folder: where files that hold constants must lie.
     """
     model = onnx.load_model_from_string(data)
-    names.check_scales(model.doc_string)
+    named_tensors.check_scales(model.doc_string)
     with np.errstate(over="ignore", invalid="ignore"):  # factors may be any numbers; what is not finite is refused
         return _Graph(model, folder).layers()
 
@@ -78,7 +78,7 @@ class _Graph:
                     layers[source] = self.layer(node, source, value)
         if layers:
             return list(layers.values())
-        return names.layers({name: value for name in self.tensors if (value := self.value(name)) is not None})
+        return named_tensors.layers({name: value for name in self.tensors if (value := self.value(name)) is not None})
 
     def check_known(self, node: onnx.NodeProto) -> None:
         """Refuses an operator that may hide weights: one that reads a constant matrix and is none of ONNX's own.
@@ -104,7 +104,7 @@ class _Graph:
         kind, options = LAYERS[node.op_type], _attributes(node)
         self.budget.copy(4 * value.size)
         if kind in RECURRENT:  # [directions, gates * hidden, in]
-            return LayerWeights(name, kind, names.as_numbers(value.reshape(-1, value.shape[-1])))
+            return LayerWeights(name, kind, named_tensors.as_numbers(value.reshape(-1, value.shape[-1])))
         dense = -2 if options.get("transB", 0) else -1
         weight = np.moveaxis(value, {"Dense": dense, "ConvTranspose": 1}.get(kind, 0), 0)
         alpha, beta = (np.float32(options.get(factor, 1)) for factor in ("alpha", "beta"))
@@ -113,25 +113,27 @@ class _Graph:
             scale, zero_point, bias = (self.input(node, place, 1, len(weight)) for place in places)
             if scale is None or zero_point is None:
                 raise QuarlError(f"the scale of {node.input[3][:80]!r} is computed or of another size; export it again")
-            weight, inputs = names.dequantized(weight, scale, zero_point), self.input(node, 1, 1)
+            weight, inputs = named_tensors.dequantized(weight, scale, zero_point), self.input(node, 1, 1)
             bias = None if bias is None or inputs is None or len(bias) != len(weight) else inputs * scale * bias
             beta = alpha
         elif node.op_type in ADDED:
             output = node.output[0]
             if node.op_type.endswith("Integer"):  # codes, whose sums are multiplied with their scale later on
                 scale, output = self.scale(output, len(weight))
-                weight = names.dequantized(weight, scale, self.value(node.input[3]) if len(node.input) > 3 else None)
+                weight = named_tensors.dequantized(
+                    weight, scale, self.value(node.input[3]) if len(node.input) > 3 else None
+                )
             bias = self.added(output, len(weight))
         else:
             bias = self.input(node, 2, len(weight))
         operator = kind if kind == "Dense" else f"{kind}{weight.ndim - 2}d"
-        weight = alpha * names.as_numbers(weight)
+        weight = alpha * named_tensors.as_numbers(weight)
         return LayerWeights(name, operator, weight, None if bias is None else beta * bias)
 
     def input(self, node: onnx.NodeProto, place: int, *sizes: int) -> Array | None:
         """float32 [size]: that input of the node; None where there is none, or it is computed or of another size."""
         value = self.value(node.input[place]) if 0 <= place < len(node.input) else None
-        return None if value is None or value.size not in sizes else names.as_numbers(value.reshape(-1))
+        return None if value is None or value.size not in sizes else named_tensors.as_numbers(value.reshape(-1))
 
     def scale(self, name: str, size: int) -> tuple[Array, str]:
         """The constant, one number or one for each output, that the product `name` is multiplied with, and the result.
@@ -152,7 +154,7 @@ class _Graph:
                 for factor in factors:
                     value = self.value(factor)
                     if value is not None and value.size in (1, size):
-                        return names.as_numbers(value.reshape(-1)), node.output[0]
+                        return named_tensors.as_numbers(value.reshape(-1)), node.output[0]
             name = node.output[0]
         return np.ones(1, np.float32), name
 
@@ -200,7 +202,7 @@ class _Graph:
         if scale is None or (scale.size > 1 and scale.shape != (source.shape[axis],)):
             return None  # it is computed, or of blocks
         self.budget.copy(8 * source.size)
-        return names.dequantized(source, scale, zero_point, axis)
+        return named_tensors.dequantized(source, scale, zero_point, axis)
 
     def numbers(self, tensor: onnx.TensorProto) -> Array | None:
         """The numbers of an initializer or of a Constant node."""

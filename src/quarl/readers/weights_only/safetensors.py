@@ -13,7 +13,7 @@ from quarl.arrays import Array
 from quarl.errors import UnsupportedError
 from quarl.policy.container import TYPES
 from quarl.policy.layers import LayerWeights
-from quarl.readers.weights_only import names
+from quarl.readers.weights_only import named_tensors
 
 FLOATS = {
     **{kind: TYPES[kind] for kind in ("F64", "F32", "F16", "BF16")},
@@ -32,4 +32,4 @@ def layers(data: bytes, folder: Path) -> list[LayerWeights]:
             tensors[name] = np.frombuffer(entry["data"], FLOATS[kind]).reshape(shape)
         elif kind.startswith("F") and kind not in FLOATS:
             raise UnsupportedError(f"tensor {name[:80]!r} has {kind[:20]} numbers; save them as F32, F16 or BF16")
-    return names.layers(tensors)
+    return named_tensors.layers(tensors)

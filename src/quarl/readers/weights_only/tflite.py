@@ -21,7 +21,7 @@ from quarl.inert.budget import current
 from quarl.inert.objects import Malformed
 from quarl.policy.layers import LayerWeights
 from quarl.quant.packing import packed_size, unpack
-from quarl.readers.weights_only import names
+from quarl.readers.weights_only import named_tensors
 
 Operator, TensorType = schema.BuiltinOperator, schema.TensorType
 NUMBERS: Mapping[int, Any] = {
@@ -53,7 +53,7 @@ def layers(data: bytes, folder: Path) -> list[LayerWeights]:
     """The weights of dense, convolution and LSTM operators, in the order of the file."""
     try:
         file = _File(data)
-        names.check_scales(str(file.model.Description() or b"", "utf-8", "replace"))
+        named_tensors.check_scales(str(file.model.Description() or b"", "utf-8", "replace"))
         return file.layers()
     except (struct.error, ValueError, TypeError, IndexError, OverflowError, AttributeError):
         raise Malformed("an offset leads outside it") from None
@@ -159,13 +159,13 @@ def _dequantized(tensor: Any, codes: Array) -> Array:
     """(codes - zero point) * scale, per tensor or along its quantised axis; float numbers and codes without as such."""
     about = tensor.Quantization() if codes.dtype.kind in "iu" else None
     if about is None or not about.ScaleLength():
-        return names.as_numbers(codes)
+        return named_tensors.as_numbers(codes)
     scale, zero_point, axis = _vector(about, "Scale"), _vector(about, "ZeroPoint"), int(about.QuantizedDimension())
     if scale.size > 1 and (not 0 <= axis < codes.ndim or scale.size != codes.shape[axis]):
         raise Malformed("the scales of a tensor do not fit its shape")
     if zero_point.size != scale.size:
         zero_point = zero_point[:1] if zero_point.size else np.zeros(1)
-    return names.dequantized(codes, scale, zero_point, axis)
+    return named_tensors.dequantized(codes, scale, zero_point, axis)
 
 
 def _outputs_first(code: int, weight: Array) -> Array:
