@@ -16,7 +16,7 @@ import contracts
 from quarl.cli import main
 from quarl.commands import study_report
 from quarl.experiments import rows, summaries
-from quarl.experiments.groups import grouped
+from quarl.experiments.cell_groups import grouped
 from quarl.experiments.store import Record
 from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, SweetSpotRow, TrainedRow
 from quarl.report import schema, style, tables

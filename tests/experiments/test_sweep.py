@@ -17,7 +17,7 @@ from quarl.cli import main
 from quarl.commands import sweep
 from quarl.config import SweepConfig
 from quarl.experiments import rows, summaries
-from quarl.experiments.groups import grouped
+from quarl.experiments.cell_groups import grouped
 from quarl.experiments.store import Record, Store
 from refusals import refused
 

@@ -10,9 +10,9 @@ from quarl.commands import terminal
 from quarl.config import StudyReportConfig
 from quarl.errors import QuarlError
 from quarl.experiments import rows, summaries
+from quarl.experiments.cell_groups import grouped
 from quarl.experiments.cells import DONE, TRAIN
 from quarl.experiments.file import MARGIN_PCT
-from quarl.experiments.groups import grouped
 from quarl.experiments.store import Record, Store
 from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, SweetSpotRow, TrainedRow
 from quarl.files import write_bytes

@@ -18,8 +18,8 @@ from quarl.envs import resolve
 from quarl.envs.names import is_atari
 from quarl.envs.options import EnvironmentOptions
 from quarl.experiments import rows, summaries
+from quarl.experiments.cell_groups import EMPTY, Group, grouped
 from quarl.experiments.cells import DISTILL, FP32, PTQ, QAT
-from quarl.experiments.groups import EMPTY, Group, grouped
 from quarl.experiments.rows import CellRow
 from quarl.experiments.runner import UNBOUNDED, Measured, entry_of, given, measure_document
 from quarl.processes.signals import SIGNALLED

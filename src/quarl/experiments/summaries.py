@@ -13,8 +13,8 @@ import numpy as np
 
 from quarl import stats
 from quarl.arrays import Array
+from quarl.experiments.cell_groups import EMPTY, Group, bits_of, grouped
 from quarl.experiments.cells import ACTORQ, DISTILL, FAILED, FP32, NA, PTQ, QAT, TRAIN, AgentName
-from quarl.experiments.groups import EMPTY, Group, bits_of, grouped
 from quarl.experiments.store import Record
 from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, SweetSpotRow, TrainedRow
 from quarl.quant.spec import QuantSpec

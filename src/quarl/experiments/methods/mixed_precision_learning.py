@@ -11,8 +11,8 @@ import numpy as np
 
 from quarl import formats, stats
 from quarl.config.mixed_precision import MixedPrecisionConfig
+from quarl.experiments.cell_groups import EMPTY, grouped
 from quarl.experiments.cells import FP32, TRAIN, UNTRAINED
-from quarl.experiments.groups import EMPTY, grouped
 from quarl.experiments.methods.mixed_precision import PolicyRow, described
 from quarl.experiments.rows import returns
 from quarl.experiments.runner import UNBOUNDED, entry_of
