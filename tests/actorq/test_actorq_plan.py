@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import contracts
-from quarl.actorq import plan
-from quarl.actorq.plan import Rates, Step, even_ratio, predict, sentences
+from quarl.actorq import throughput_plan
+from quarl.actorq.throughput_plan import Rates, Step, even_ratio, predict, sentences
 from quarl.config import ActorQConfig
 from quarl.report import schema
 
@@ -157,14 +157,14 @@ def test_rates_of_a_small_run_are_timed_and_predict_every_arm(tmp_path: Path):
         output=tmp_path,
     )
     threads, heard = torch.get_num_threads(), []
-    rates = plan.measure(config, seconds=0.1, say=heard.append)
+    rates = throughput_plan.measure(config, seconds=0.1, say=heard.append)
     assert heard == ["actor, torch", "actor, litert", "learner"]
     assert torch.get_num_threads() == threads
     assert (rates.batch_size, rates.samples_per_insert) == (32, 8.0)
     assert min(rates.update_s, rates.insert_s, *(second for step in rates.steps for second in step[2:5])) > 0
-    assert [step.load_s > 0 for step in rates.steps] == [True] * len(plan.ARMS) + [False]
+    assert [step.load_s > 0 for step in rates.steps] == [True] * len(throughput_plan.ARMS) + [False]
     assert Rates.from_json(asdict(rates)) == rates
     rows = predict(rates, config)
-    assert [(row.precision, row.engine) for row in rows] == [*plan.ARMS, plan.PLAIN]
-    contracts.check(schema.document(plan.PlanRow, rows, seed=0))
+    assert [(row.precision, row.engine) for row in rows] == [*throughput_plan.ARMS, throughput_plan.PLAIN]
+    contracts.check(schema.document(throughput_plan.PlanRow, rows, seed=0))
     assert list(tmp_path.iterdir()) == []

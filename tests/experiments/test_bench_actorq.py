@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import contracts
-from quarl.actorq.plan import Rates, Step
+from quarl.actorq.throughput_plan import Rates, Step
 from quarl.config import ActorQConfig, BenchActorQConfig
 from quarl.errors import QuarlError
 from quarl.experiments.methods import actorq, actorq_reward, actorq_speedup, actorq_throughput

@@ -7,7 +7,7 @@ import copy
 from collections.abc import Callable, Generator
 from dataclasses import replace
 
-from quarl.actorq import plan
+from quarl.actorq import throughput_plan
 from quarl.actorq.supervisor import Supervisor
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError, in_one_line
@@ -72,5 +72,5 @@ def _rates(config: ActorQConfig) -> Generator[tuple[int, float]]:
             told = replace(config, envs_per_actor=width, output=folder, resume=False)
             with contextlib.closing(Supervisor(told, lambda line: None)) as supervisor:
                 arm = config.actor_precision, config.engine
-                (step,) = plan.steps(supervisor, [arm], SECONDS, [])
+                (step,) = throughput_plan.steps(supervisor, [arm], SECONDS, [])
             yield width, 1 / step.seconds

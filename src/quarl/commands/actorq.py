@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 
 from quarl import energy, formats
-from quarl.actorq import auto, plan
+from quarl.actorq import auto, throughput_plan
 from quarl.actorq.environments import world_of
 from quarl.actorq.options import adopt
 from quarl.actorq.supervisor import Supervisor, warn_about_cores
@@ -139,15 +139,17 @@ def _distilled(config: ActorQConfig) -> float:
 def _plan(config: ActorQConfig) -> int:
     """Times the parts of the run for some seconds and prints what it would do; writes nothing but --json."""
     config = auto.chosen(adopt(config, terminal.note), terminal.note)
-    arms = tuple(dict.fromkeys((*plan.ARMS, (config.actor_precision, "litert"))))
+    arms = tuple(dict.fromkeys((*throughput_plan.ARMS, (config.actor_precision, "litert"))))
     with energy.meter(config) as meter, terminal.progress(PLAN_STAGES) as progress:
-        rates = plan.measure(config, arms, say=lambda label: progress(label, 1))
+        rates = throughput_plan.measure(config, arms, say=lambda label: progress(label, 1))
     warn_about_cores(config)
-    rows = plan.predict(rates, config)
+    rows = throughput_plan.predict(rates, config)
     actors = f"{formats.counted(config.num_actors, 'actor')} of {formats.counted(config.num_envs, 'environment')}"
     title = f"{config.algo} {config.env}: {actors}, {rates.samples_per_insert:g} samples per insert"
     about = schema.Told(algo=config.algo, env_id=config.env, seed=config.seed, energy=meter.cost)
-    terminal.tell(config, plan.PlanRow, rows, title, *plan.sentences(rows, rates, config), **about)
+    terminal.tell(
+        config, throughput_plan.PlanRow, rows, title, *throughput_plan.sentences(rows, rates, config), **about
+    )
     return 0
 
 

@@ -9,7 +9,7 @@ from operator import attrgetter, itemgetter
 from typing import Annotated, Any, Literal
 
 from quarl import formats
-from quarl.actorq import plan
+from quarl.actorq import throughput_plan
 from quarl.config.bench import split_arm
 from quarl.errors import QuarlError
 from quarl.experiments.methods.actorq import described, settings_of, train, watch
@@ -129,12 +129,14 @@ def _free(protocol: Protocol, task: Task, cells: Cells) -> list[Run]:
     ]
 
 
-def _rates(task: Task, arms: Sequence[str], choice: Choice, cells: Cells) -> dict[plan.Arm, float]:
+def _rates(task: Task, arms: Sequence[str], choice: Choice, cells: Cells) -> dict[throughput_plan.Arm, float]:
     """Updates a second that the plan predicts, by arm; none where it could not be timed."""
     training, timed = task.training(arms[0], choice, task.seeds[0]), tuple(map(split_arm, arms))
     settings, name = settings_of(training, arms=timed), f"{_named(task, arms[0], choice)}-rates"
-    cell = cells.get(name, settings, lambda: {"rates": asdict(plan.measure(training, timed))}, group=task.name)
-    rows = [] if cell is None else plan.predict(plan.Rates.from_json(cell["rates"]), training)
+    cell = cells.get(
+        name, settings, lambda: {"rates": asdict(throughput_plan.measure(training, timed))}, group=task.name
+    )
+    rows = [] if cell is None else throughput_plan.predict(throughput_plan.Rates.from_json(cell["rates"]), training)
     return {(row.precision, row.engine): row.predicted_updates_per_s for row in rows}
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from quarl import formats
-from quarl.actorq.plan import FLOAT, TORCH, Arm
+from quarl.actorq.throughput_plan import FLOAT, TORCH, Arm
 from quarl.arrays import Array
 from quarl.report.actorq_figures import at_own_ratio
 from quarl.report.schema import Fields

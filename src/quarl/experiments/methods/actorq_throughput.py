@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from quarl import formats
-from quarl.actorq import plan
+from quarl.actorq import throughput_plan
 from quarl.actorq.counters import overhead_s, percentile
 from quarl.arrays import Array
 from quarl.config import ActorQConfig
@@ -110,7 +110,7 @@ class BreakdownRow(ArmRow):
 def throughput(config: BenchActorQConfig, cells: Cells) -> list[ThroughputRow]:
     """A row for every arm at every ratio and width whose windows are there."""
     windows = _windows(config, cells)
-    rates: dict[str | None, plan.Rates | None] = {}
+    rates: dict[str | None, throughput_plan.Rates | None] = {}
     for run in config.runs(config.arms[-1:]):
         if run.net_arch not in rates:
             rates[run.net_arch] = _rates(config, cells, run)
@@ -139,20 +139,20 @@ def _windows(config: BenchActorQConfig, cells: Cells) -> dict[ActorQConfig, list
     return windows
 
 
-def _rates(config: BenchActorQConfig, cells: Cells, run: ActorQConfig) -> plan.Rates | None:
+def _rates(config: BenchActorQConfig, cells: Cells, run: ActorQConfig) -> throughput_plan.Rates | None:
     """What predictions for the run's width are made of."""
     arms = tuple(dict.fromkeys(split_arm(arm) for arm in ("torch-fp32", "fp32", *config.arms)))
     name = f"rates-{str(run.net_arch).replace(',', 'x')}"
     settings = settings_of(run, arms=arms)
-    cell = cells.get(name, settings, lambda: {"rates": asdict(plan.measure(run, arms))}, group="throughput")
-    return None if cell is None else plan.Rates.from_json(cell["rates"])
+    cell = cells.get(name, settings, lambda: {"rates": asdict(throughput_plan.measure(run, arms))}, group="throughput")
+    return None if cell is None else throughput_plan.Rates.from_json(cell["rates"])
 
 
-def _rows(group: Mapping[ActorQConfig, Sequence[Cell]], rates: plan.Rates) -> Iterator[ThroughputRow]:
+def _rows(group: Mapping[ActorQConfig, Sequence[Cell]], rates: throughput_plan.Rates) -> Iterator[ThroughputRow]:
     by_updates = all(sum(cell["updates"] for cell in cells) >= MIN_UPDATES for cells in group.values())
-    arms: dict[ActorQConfig, plan.Arm] = {run: (run.actor_precision, run.engine) for run in group}
+    arms: dict[ActorQConfig, throughput_plan.Arm] = {run: (run.actor_precision, run.engine) for run in group}
     paces = {arms[run]: _paces(cells, 2 if by_updates else 1) for run, cells in group.items()}
-    predicted = {(row.precision, row.engine): row for row in plan.predict(rates, next(iter(group)))}
+    predicted = {(row.precision, row.engine): row for row in throughput_plan.predict(rates, next(iter(group)))}
     for run, cells in group.items():
         arm = arms[run]
         seconds, steps, updates = (sum(cell[key] for cell in cells) for key in ("clock_s", "env_steps", "updates"))
@@ -167,8 +167,8 @@ def _rows(group: Mapping[ActorQConfig, Sequence[Cell]], rates: plan.Rates) -> It
             **described(run, *ARM, "actors"),
             updates_per_s=updates / seconds,
             env_steps_per_s=steps / seconds,
-            **as_fields(_speedup(paces, arm, plan.TORCH), "speedup_vs_torch_fp32", "vs_torch"),
-            **as_fields(_speedup(paces, arm, plan.FLOAT), "speedup_vs_litert_fp32", "vs_litert"),
+            **as_fields(_speedup(paces, arm, throughput_plan.TORCH), "speedup_vs_torch_fp32", "vs_torch"),
+            **as_fields(_speedup(paces, arm, throughput_plan.FLOAT), "speedup_vs_litert_fp32", "vs_litert"),
             predicted_speedup=predicted[arm].predicted_speedup_vs_torch_fp32,
             predicted_updates_per_s=predicted[arm].predicted_updates_per_s,
             seconds=seconds,
@@ -203,7 +203,9 @@ def _paces(cells: Sequence[Cell], column: int) -> Array:
     return np.concatenate(rates)
 
 
-def _speedup(paces: Mapping[plan.Arm, Array], arm: plan.Arm, base: plan.Arm) -> Interval | None:
+def _speedup(
+    paces: Mapping[throughput_plan.Arm, Array], arm: throughput_plan.Arm, base: throughput_plan.Arm
+) -> Interval | None:
     """Mean rate over the base's; None where that has none."""
     if base not in paces or not paces[base].mean():
         return None
