@@ -17,8 +17,8 @@ import numpy as np
 from quarl import qat
 from quarl.actorq import roles
 from quarl.actorq.build import build, limiter_of
-from quarl.actorq.checkpointer import LearnerCheckpointer
 from quarl.actorq.counters import Control, Learner, Publisher
+from quarl.actorq.learner_checkpointer import LearnerCheckpointer
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.replay_insert import ReplayInsert
 from quarl.actorq.versions import Versions

@@ -14,9 +14,9 @@ import torch
 from quarl.actorq import wire
 from quarl.actorq.build import build
 from quarl.actorq.channel import LocalChannel
-from quarl.actorq.checkpointer import ROLLBACKS
 from quarl.actorq.counters import Actor, Counters, Publisher
 from quarl.actorq.learner import LearnerLoop, LearnerSpec
+from quarl.actorq.learner_checkpointer import ROLLBACKS
 from quarl.actorq.publisher import PublisherLoop, PublisherSpec
 from quarl.actorq.segment import segment_dtype
 from quarl.actorq.weights import Template
