@@ -25,14 +25,13 @@ ROOT = Path(__file__).parents[1]
 
 
 KINDS = contracts.kinds()
-SWEEP = {"rows": "sweep", "summary": "sweep summary"}
 STUDY = {name: f"study {name.replace('-', ' ')}" for name in ("errors", "excluded", "sweet-spots")}
 COMMANDS = {
     **{f"actorq-{what}": {"rows": f"bench actorq {what}"} for what in ("breakdown", "staleness", "throughput")},
     "actorq-final-return": {"rows": "bench actorq staleness"},
     "actorq-time-to-reward": {"rows": "bench actorq time-to-reward", "speedups": "bench actorq speed-up"},
     **{f"mixed-precision-{what}": {"rows": f"bench mixed-precision {what}"} for what in ("learning", "updates")},
-    "qat-bits": SWEEP,
+    "qat-bits": {"rows": "study"},
     "paper-ptq": {"rows": "study", **STUDY},
     "spread": {"rows": "study", **STUDY},
 }
@@ -93,7 +92,7 @@ def test_the_page_of_artefacts_names_all_that_one_holds():
     assert pack(codes, 4) == bytes([0x1 | 0xE << 4, 0x3 | 0x4 << 4])
 
 
-@pytest.mark.parametrize("run", ["train", "actorq", "study", "sweep"])
+@pytest.mark.parametrize("run", ["train", "actorq", "study"])
 def test_the_page_of_folders_names_every_file_of_a_run(run):
     page = (ROOT / "docs/reference/run-folder.md").read_text()
     for path in (ROOT / "tests" / "golden" / run).rglob("*"):

@@ -50,7 +50,7 @@ WRITES = {
     "distill": ("rows.json", "report.html", "curve.png"),
     "inspect": ("weights.png", "weights.pdf", "output.txt"),
     "actorq": ("model.zip", "metrics.jsonl", "evaluations.jsonl", "policy-fp32.safetensors", "report.html"),
-    "sweep": ("study.yml", "summary.json"),
+    "sweep": ("study.yml", "rows.json"),
     "study run": ("study.sqlite",),
     "study report": ("report.html",),
 }

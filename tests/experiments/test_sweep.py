@@ -44,11 +44,13 @@ def test_a_sweep_trains_quantises_and_compares_and_goes_on_where_it_was(tmp_path
     words = [*WORDS, "-o", str(tmp_path), "--json", str(tmp_path / "copy.json")]
     assert main(words) == 0
     document = contracts.read(tmp_path / "rows.json")
-    contracts.read(tmp_path / "summary.json")
+    contracts.read(tmp_path / "trained.json")
+    copy = json.loads((tmp_path / "copy.json").read_text())
+    assert (copy["rows"], copy["algo"], copy["env_id"]) == (document["rows"], "a2c", "CartPole-v1")
     found = [(row["method"], row["precision"], row["seed"]) for row in document["rows"]]
-    assert found == [("fp32", "fp32", 0), ("ptq", "int4e8", 0), ("qat", "int4e8", 0)]
+    assert found == [("fp32", "fp32", 0), ("ptq", "int4e8", 0), ("qat", "w4a8e8", 0)]
     assert all(row["episodes"] == 4 for row in document["rows"])
-    assert (tmp_path / "return-against-bits.png").stat().st_size > 10_000
+    assert (tmp_path / "bits.png").stat().st_size > 10_000
     with Store(tmp_path) as store:
         found = store.records()
         assert [(one.method, one.state) for one in found] == [(m, "done") for m in ("train", "fp32", "ptq", "qat")]
@@ -76,17 +78,17 @@ def test_distilled_agents_stand_beside_those_that_are_quantised_alone(tmp_path: 
         ("ptq", "int8"),
         ("distill", "int8"),
     ]
-    _, quantised, taught = json.loads((tmp_path / "summary.json").read_text())["rows"]
-    assert (taught["method"], taught["bits_weights"]) == ("distill", 8)
-    assert taught["gain"] == taught["mean"] - quantised["mean"]
-    assert "over ptq" in capsys.readouterr().out
+    (taught,) = json.loads((tmp_path / "trained.json").read_text())["rows"]
+    assert (taught["method"], taught["precision"]) == ("distill", "int8")
+    assert taught["gain"] == taught["trained"] - taught["ptq"]
+    assert "Trained or distilled for the precision" in capsys.readouterr().out
 
 
 def test_what_a_sweep_writes_is_a_study_with_its_cells(tmp_path: Path, capsys: Any):
     kept = tmp_path / "rows-of-another-run.json"
     kept.write_text('{"rows": ["old"]}')
     assert main([*WORDS, "--minutes", "0", "-o", str(tmp_path), "--json", str(kept)]) == 0
-    assert json.loads(kept.read_text())["rows"] == []
+    assert [row["state"] for row in json.loads(kept.read_text())["rows"]] == ["todo"] * 3
     assert "4 cells to go" in capsys.readouterr().err
     assert main(["study", "run", str(tmp_path / "study.yml"), "-o", str(tmp_path), "--dry-run"]) == 0
     assert "a2c on CartPole-v1: 4 to do" in capsys.readouterr().out
@@ -238,23 +240,13 @@ def test_summaries_pair_each_seed_with_its_own_fp32_agent():
         played("qat", "w4a8", 0, [99.0] * 5),
         played("qat", "w4a8", 1, [199.0] * 5),
     ]
-    exact, ptq, qat = sweep.over_seeds(grouped(found), 5.0)
-    assert (exact.mean, exact.error_pct, exact.gain) == (150.0, 0.0, None)
-    assert (ptq.mean, ptq.error_pct, ptq.error_low, ptq.error_high) == (75.0, 50.0, 50.0, 50.0)
-    assert not ptq.noninferior
+    (qat,) = summaries.trained(grouped(found), 5.0)
+    assert (qat.fp32, qat.ptq, qat.error_ptq_pct) == (150.0, 75.0, 50.0)
     assert qat.noninferior
     assert qat.gain == 74.0
     half = 12.7062 * 25  # Student's t of 1 degree of freedom, and the standard error of 49 and 99
     assert (qat.gain_low, qat.gain_high) == pytest.approx((74 - half, 74 + half), rel=1e-4)
-    assert [row.error_pct for row in sweep.compared(rows.rows(found, 5.0))] == [0.0, 0.0, 50.0, 50.0, 1.0, 0.5]
-    (trained,) = summaries.trained(grouped(found), 5.0)
-    assert (trained.gain, trained.gain_low, trained.gain_high) == (qat.gain, qat.gain_low, qat.gain_high)
-
-
-def test_seeds_whose_fp32_agent_is_missing_have_no_rows():
-    found = [played("qat", "w4a8", 0, [1.0])]
-    assert sweep.compared(rows.rows(found, 5.0)) == []
-    assert sweep.over_seeds(grouped(found), 5.0) == []
+    assert [row.error_pct for row in rows.rows(found, 5.0)] == [0.0, 0.0, 50.0, 50.0, 1.0, 0.5]
 
 
 def test_every_training_and_evaluation_plays_what_the_environment_is_told(needs: str, tmp_path: Path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from quarl.commands import terminal
 from quarl.config import MixedPrecisionConfig, StudyReportConfig, StudyRunConfig, StudyStatusConfig, SweepConfig
@@ -19,6 +19,7 @@ from quarl.experiments.store import COLUMNS, NAME, Record, Store
 from quarl.files import locked
 from quarl.processes.pool import LocalPool
 from quarl.processes.signals import SIGNALLED
+from quarl.report import schema
 
 SOME_FAILED = 2
 """Exit code."""
@@ -47,7 +48,9 @@ def _run(config: StudyRunConfig) -> int:
         measured = measure(config.output, study, cells, chosen, terminal.progress, make_pool=make_pool, **options)
     if (code := ended(measured, config)) > SIGNALLED:
         return code
-    _show(config, study, measured.records)
+    again = " (again with --retry-failed)" if FAILED in (record.state for record in measured.records) else ""
+    said = f"{_counted(measured.records)}{again}; tables and figures: quarl study report {config.output}"
+    show(config, study.name, study.margin, measured.records, said, seed=config.seed)
     return code
 
 
@@ -83,11 +86,25 @@ def ended(measured: Measured, config: StudyRunConfig | SweepConfig | MixedPrecis
     return SOME_FAILED if failures(measured.records) else 0
 
 
-def _show(config: StudyRunConfig, study: Study, records: Sequence[Record]) -> None:
-    again = " (again with --retry-failed)" if FAILED in (record.state for record in records) else ""
-    counted = f"{_counted(records)}{again}; tables and figures: quarl study report {config.output}"
-    said = [*failures(records), counted]
-    terminal.tell(config, rows.CellRow, rows.rows(records, study.margin), study.name, *said, seed=config.seed)
+def show(
+    config: StudyRunConfig | SweepConfig,
+    title: str,
+    margin: float,
+    records: Sequence[Record],
+    *said: str,
+    **about: Unpack[schema.Told],
+) -> None:
+    """Show the cells and name those that failed.
+
+    Args:
+        config: The verb's options.
+        title: The name of the study.
+        margin: Acceptable loss of return in percent.
+        records: The cells.
+        said: Lines about them that follow.
+        about: Facts for the document.
+    """
+    terminal.tell(config, rows.CellRow, rows.rows(records, margin), title, *failures(records), *said, **about)
 
 
 def failures(records: Sequence[Record]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from matplotlib.figure import Figure
 
@@ -33,15 +34,31 @@ TITLES: Mapping[type[Row], str] = {
 
 
 def run(config: StudyReportConfig) -> int:
-    """Writes report.html, tables.md, rows.json and a JSON file a table into the study's folder."""
-    with Store(config.folder) as store:
+    """Write and show the report of the study; return the exit code."""
+    return terminal.finish(config, make(config.folder, config.command_line()))
+
+
+def make(folder: Path, command: str) -> schema.Document:
+    """Write report.html, tables.md, rows.json and one JSON file per table into the study's folder, and show the tables.
+
+    Args:
+        folder: The study's folder.
+        command: The command that repeats the report.
+
+    Returns:
+        The document of the study's cells.
+
+    Raises:
+        QuarlError: No cell of the study is done yet.
+    """
+    with Store(folder) as store:
         name, document = store.study()
         records = store.records()
     margin = float(document.get("margin", MARGIN_PCT))
     measured = schema.document(rows.CellRow, rows.rows(records, margin))
     done = [row for row in measured["rows"] if row["state"] == DONE]
     if not done:
-        raise QuarlError(f"no cell of {config.folder} is done yet; quarl study run measures them")
+        raise QuarlError(f"no cell of {folder} is done yet; quarl study run measures them")
     groups, figures = grouped(records), {}
     tables_of: Mapping[type[Row], Sequence[Row]] = {
         ErrorsRow: summaries.errors(groups) if any(group.method == "ptq" for group in groups) else [],
@@ -53,17 +70,17 @@ def run(config: StudyReportConfig) -> int:
     rows_by = {kind: schema.document(kind, table)["rows"] for kind, table in tables_of.items()}
     if any(row["method"] in COMPARED for row in done):
         figures["bits"] = bits_against_return(summaries.means(groups), f"{name}: return at each precision")
-    _write(config, name, str(document.get("about", "")), margin, records, measured, rows_by, figures)
+    _write(folder, command, name, str(document.get("about", "")), margin, records, measured, rows_by, figures)
     for kind, shown in rows_by.items():
         if shown:
             terminal.show(kind, shown, TITLES[kind])
-    terminal.say(f"report: {config.folder / 'report.html'}")
-    terminal.finish(config, measured)
-    return 0
+    terminal.say(f"report: {folder / 'report.html'}")
+    return measured
 
 
 def _write(
-    config: StudyReportConfig,
+    folder: Path,
+    command: str,
     name: str,
     about: str,
     margin: float,
@@ -72,7 +89,6 @@ def _write(
     rows_by: Tables,
     figures: Mapping[str, Figure],
 ) -> None:
-    folder = config.folder
     shown = {kind: rows for kind, rows in rows_by.items() if rows}
     schema.write(measured, folder / "rows.json")
     for kind, rows_of in rows_by.items():
@@ -97,7 +113,7 @@ def _write(
         sentences=_sentences(rows_by, records),
         tables=every,
         figures=[(CAPTION, figure) for figure in figures.values()],
-        command=config.command_line(),
+        command=command,
     )
     write_bytes(text.encode(), folder / "report.html")
 

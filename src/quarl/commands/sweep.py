@@ -1,106 +1,45 @@
-"""`quarl sweep`, a study: agents in float32, quantised, distilled and trained for a precision, compared over seeds."""
+"""`quarl sweep` writes the study of one algorithm on one task, measures it and makes its report."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from functools import partial
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from quarl import energy, formats
+from quarl import energy
 from quarl.algorithms import tuned
-from quarl.commands import study, terminal
+from quarl.commands import study, study_report, terminal
 from quarl.config import SweepConfig
 from quarl.config.environment import NONE
 from quarl.config.train import QAT_OPTIONS
 from quarl.envs import resolve
 from quarl.envs.names import is_atari
 from quarl.envs.options import EnvironmentOptions
-from quarl.experiments import rows, summaries
-from quarl.experiments.cell_groups import EMPTY, Group, grouped
-from quarl.experiments.cells import DISTILL, FP32, PTQ, QAT
-from quarl.experiments.rows import CellRow
-from quarl.experiments.runner import UNBOUNDED, Measured, entry_of, given, measure_document
+from quarl.experiments.cells import DISTILL, DONE, FP32, PTQ, QAT, TRAIN
+from quarl.experiments.runner import UNBOUNDED, entry_of, given, measure_document
 from quarl.processes.signals import SIGNALLED
-from quarl.quant.spec import QuantSpec
 from quarl.readers import find
 from quarl.readers.load import read
 from quarl.removed import REMOVED
-from quarl.report import schema, style
-from quarl.report.figures import bits_against_return
-from quarl.rows import Column, Error, Interval, Mean, Method, Row, Verdict
+from quarl.report import schema
 from quarl.runs.hyperparameters import interpret
 from quarl.runs.model import check_environment
 from quarl.runs.train import Training
-from quarl.stats import as_fields
-
-METHODS = (FP32, PTQ, DISTILL, QAT)
-
-
-class SweepRow(CellRow):
-    """One cell of a sweep."""
-
-    __slots__ = ()
-    command = "sweep"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SummaryRow(Row):
-    """One method at one precision over all seeds, each seed's episodes paired with its own fp32 agent's."""
-
-    command = "sweep summary"
-    method: Method
-    precision: Annotated[str, Column("precision", before="method")]
-    bits_weights: int
-    bits_activations: int
-    seeds: Annotated[int, Column("seeds", caption="seeds: {}")]
-    mean: Mean
-    ci_low: Interval
-    """Ends of the 95 % interval over seeds and their episodes."""
-    ci_high: float | None
-    error_pct: Error
-    error_low: Annotated[float | None, Column("its interval", formats.interval, of=("error_low", "error_high"))]
-    error_high: float | None
-    noninferior: bool
-    verdict: Verdict
-    """By the interval of the error."""
-    differs: bool
-    gain: Annotated[float | None, Column("over ptq", formats.number)]
-    """Of distill and of qat over ptq in return; null elsewhere."""
-    gain_low: Annotated[float | None, Column("interval", formats.interval, of=("gain_low", "gain_high"))]
-    gain_high: float | None
 
 
 def run(config: SweepConfig) -> int:
-    """Writes the study, measures what is missing of it within the time, and shows all that is there; returns the exit
-    code."""
+    """Write the study, measure its missing cells within the time, report the finished ones; return the exit code."""
     document = study_document(check(config))
     with energy.meter(config) as meter:
         measured = measure_document(
             config.output, document, config.env, terminal.progress, jobs=config.jobs, minutes=config.minutes
         )
     if (code := study.ended(measured, config)) <= SIGNALLED:
-        _show(config, measured, meter.cost)
+        if any(record.state == DONE and record.method != TRAIN for record in measured.records):
+            study_report.make(config.output, config.command_line())
+        about = schema.Told(algo=config.algo, env_id=config.env, seed=config.seed, energy=meter.cost)
+        study.show(config, document["name"], config.margin, measured.records, **about)
     return code
-
-
-def _show(config: SweepConfig, measured: Measured, cost: energy.Energy | None) -> None:
-    title = f"{config.algo} on {config.env}"
-    about = partial(schema.document, algo=config.algo, env_id=config.env, seed=config.seed)
-    cells = about(SweepRow, compared(rows.rows(measured.records, config.margin)), energy=cost)
-    groups = grouped(measured.records)
-    summary = about(SummaryRow, over_seeds(groups, config.margin))
-    if cells["rows"]:  # what is compared with float32 agents waits for the first of these
-        for name, document in (("rows.json", cells), ("summary.json", summary)):
-            schema.write(document, config.output / name)
-        figure = config.output / "return-against-bits.png"
-        style.save(bits_against_return(summaries.means(groups), title), figure)
-        terminal.show(SweepRow, cells["rows"], title)
-        terminal.show(SummaryRow, summary["rows"], f"{title}, over seeds")
-        terminal.say(f"figure: {figure}")
-    terminal.say(*study.failures(measured.records))
-    terminal.finish(config, cells)
 
 
 def check(config: SweepConfig) -> SweepConfig:
@@ -146,7 +85,7 @@ def study_document(config: SweepConfig) -> dict[str, Any]:
     more = {PTQ: {}, DISTILL: {}, QAT: {"fine_tune": None if agent is None else 1.0, **options}}
     methods = [
         given({"method": name, "precision": [*map(config.precision, config.bits)], "edge_bits": "same", **more[name]})
-        for name in METHODS[1:]
+        for name in more
         if name in config.methods
     ]
     return {
@@ -158,37 +97,3 @@ def study_document(config: SweepConfig) -> dict[str, Any]:
         "policies": [entry],
         "methods": [{"method": FP32}, *methods],
     }
-
-
-def compared(cells: Sequence[CellRow]) -> list[CellRow]:
-    """Those that have an fp32 agent to be compared with, by precision as they were asked for, then method and seed."""
-    named = [replace(row, precision=QuantSpec.parse(row.precision).precision) for row in cells]
-    return sorted((row for row in named if row.error_pct is not None), key=lambda row: (*_place(row, named), row.seed))
-
-
-def _place(row: CellRow | SummaryRow, every: Sequence[CellRow] | Sequence[SummaryRow]) -> tuple[int, int]:
-    precisions = list(dict.fromkeys(other.precision for other in every))
-    return precisions.index(row.precision), METHODS.index(row.method)
-
-
-def over_seeds(groups: Sequence[Group], margin_pct: float) -> list[SummaryRow]:
-    """Every method at every precision, over the seeds that have an fp32 agent."""
-    table = []
-    for group in groups:
-        paired = group.of(group.exact)
-        if not paired.records:
-            continue
-        spec = QuantSpec.parse(paired.precision)
-        alike = (other for other in groups if other.method == PTQ and QuantSpec.parse(other.precision) == spec)
-        table.append(
-            SummaryRow(
-                method=paired.method,
-                precision=spec.precision,
-                bits_weights=spec.weight_bits,
-                bits_activations=spec.activation_bits or 32,
-                seeds=len(paired.records),
-                **as_fields(paired.mean(), "mean", "ci"),
-                **paired.compared(margin_pct, next(alike, EMPTY) if paired.method in (DISTILL, QAT) else EMPTY),
-            )
-        )
-    return sorted(table, key=lambda row: _place(row, table))

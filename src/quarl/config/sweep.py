@@ -79,7 +79,7 @@ class SweepConfig(EnvironmentConfig, MeteredConfig):
     seed: int = 0
     """The first seed."""
     output: Output = Path("quarl-sweep")
-    """Folder for rows.json, the figure, finished cells and the agents."""
+    """Folder of the study, its report and the agents."""
 
     def check(self) -> None:
         super().check()
