@@ -10,9 +10,8 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constr
 
 # Measured by a study, by `quarl bench`, or by a script in benchmarks/; the rows go into results/.
 STUDIES := ptq low-bits spread d4pg qat-bits qat-bits-falling qat-bits-long $(addprefix qat-bits-finetuned-,ppo-CartPole \
-	dqn-CartPole a2c-CartPole dqn-Acrobot ppo-LunarLander ddpg-Hopper ddpg) qat-repair $(addprefix weight-decay-,0 1e-4 1e-3 1e-2)
-VERBS := actorq-throughput actorq-wide actorq-time-to-reward actorq-free-ratio actorq-breakdown actorq-staleness actorq-final-return \
-	mixed-precision mixed-precision-learning
+	dqn-CartPole a2c-CartPole dqn-Acrobot ppo-LunarLander ddpg-Hopper ddpg) qat-repair mixed-precision-learning $(addprefix weight-decay-,0 1e-4 1e-3 1e-2)
+VERBS := actorq-throughput actorq-wide actorq-time-to-reward actorq-free-ratio actorq-breakdown actorq-staleness actorq-final-return mixed-precision
 SCRIPTS := latency actor-loop eval-speed fidelity parity qat-correctness qat-cost atari study-speed install-size verdicts gpu-actorq \
 	cluster-simulation
 BENCHES := $(addprefix bench-,$(STUDIES) auto cluster distill-pong drone kinds paper-ptq $(VERBS) $(SCRIPTS))
@@ -94,12 +93,7 @@ bench-actorq-final-return: WORDS = actorq --what staleness --arms int8 fp32 --se
 	--params n_steps:20 learning_rate:3e-4 learning_starts:2000 target_update_interval:20
 bench-actorq-time-to-reward: WORDS = actorq --what time-to-reward --protocol benchmarks/actorq_protocol.json
 bench-actorq-free-ratio: WORDS = actorq --what time-to-reward --ratios free --protocol benchmarks/actorq_free.json
-bench-mixed-precision: WORDS = mixed-precision --what updates
-# RL Zoo's, but faster: the Nature CNN was at -8.6 after 200,000 steps with seed 100 (with 1e-4 at -20.8); fp16 is for a GPU
-bench-mixed-precision-learning: WORDS = mixed-precision --what learning --policies A --dtypes fp32 bf16 --seeds 3 \
-	--env PongNoFrameskip-v4 -n 240000 --episodes 20 --threads 1 --params learning_rate:3e-4 n_steps:3 \
-	learning_starts:10000 target_update_interval:2000 exploration_fraction:0.125 exploration_final_eps:0.02 \
-	'policy_kwargs:dict(optimizer_kwargs=dict(eps=1.5e-4, fused=True))'
+bench-mixed-precision: WORDS = mixed-precision
 $(VERBS:%=bench-%): bench-%: $(VENV)/.dev
 	$(BIN)/quarl bench $(WORDS) --minutes $(MINUTES) -o runs/$*
 	$(BIN)/python benchmarks/results.py runs/$* --command 'make bench-$*'

@@ -30,7 +30,7 @@ COMMANDS = {
     **{f"actorq-{what}": {"rows": f"bench actorq {what}"} for what in ("breakdown", "staleness", "throughput")},
     "actorq-final-return": {"rows": "bench actorq staleness"},
     "actorq-time-to-reward": {"rows": "bench actorq time-to-reward", "speedups": "bench actorq speed-up"},
-    **{f"mixed-precision-{what}": {"rows": f"bench mixed-precision {what}"} for what in ("learning", "updates")},
+    "mixed-precision-updates": {"rows": "bench mixed-precision updates"},
     "qat-bits": {"rows": "study"},
     "paper-ptq": {"rows": "study", **STUDY},
     "spread": {"rows": "study", **STUDY},

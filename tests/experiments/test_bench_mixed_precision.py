@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from quarl.config import MixedPrecisionConfig
 from quarl.config.base import hyperparameters
 from quarl.config.mixed_precision import sizes
 from quarl.errors import QuarlError
-from quarl.experiments.methods import mixed_precision, mixed_precision_learning
+from quarl.experiments import summaries
+from quarl.experiments.cell_groups import grouped
+from quarl.experiments.methods import mixed_precision
 from quarl.experiments.methods.cells import Cells
 from quarl.experiments.methods.mixed_precision import Updates, take_turns, updates
 from quarl.experiments.store import Record
@@ -65,9 +68,7 @@ def lights(monkeypatch, tmp_path):
 
 
 def config(folder, **changed):
-    chosen = {"policies": ("4,8",), "batch_size": 8, "threads": 1}
-    if changed.get("what", "updates") == "updates":
-        chosen["seconds"] = 1.0
+    chosen = {"policies": ("4,8",), "batch_size": 8, "threads": 1, "seconds": 1.0}
     found = MixedPrecisionConfig(**chosen | {"output": folder} | changed)
     found.check()
     return found
@@ -149,18 +150,25 @@ def test_an_estimate_is_what_is_fixed_and_what_each_row_adds(monkeypatch):
 
 
 @pytest.mark.slow
-def test_agents_of_every_precision_are_trained_and_compared_by_seed(tmp_path):
-    words = ["--policies", "4,8", "--batch-size", "8", "--threads", "1", "--env", "lights:Lights-v0", "-n", "120"]
-    words += ["--seeds", "1", "--episodes", "2", "--dtypes", "fp32", "fp16", "-o", str(tmp_path / "out")]
-    words += ["--params", "learning_starts:40", "buffer_size:500", "train_freq:4"]
-    assert main(["bench", "mixed-precision", "--what", "learning", *words]) == 0
+def test_learners_of_several_dtypes_are_compared_by_a_study(tmp_path):
+    kwargs = (
+        "dict(features_extractor_class=WideCNN, features_extractor_kwargs=dict(filters=4, features_dim=8), net_arch=[])"
+    )
+    params = {"batch_size": 8, "learning_starts": 40, "buffer_size": 500, "train_freq": 4, "policy_kwargs": kwargs}
+    shared = {"algo": "dqn", "env": "Lights-v0", "source": "train", "n_timesteps": 120, "params": params}
+    policies = [
+        {"name": name, "train": {"learner_dtype": name, "eval_freq": 60}, **shared} for name in ("fp32", "fp16")
+    ]
+    study = {"episodes": 2, "policies": policies, "methods": [{"method": "untrained"}, {"method": "fp32"}]}
+    (tmp_path / "study.yml").write_text(json.dumps(study))
+    assert main(["study", "run", "study.yml", "--env-module", "lights", "-o", "out"]) == 0
+    assert main(["study", "report", "out"]) == 0
     fp32, fp16 = contracts.read(tmp_path / "out" / "learning.json")["rows"]
     assert (fp32["env_steps"], fp32["updates"], fp32["seeds"], fp32["episodes"]) == (120, 20, 1, 2)
     assert fp32["difference"] is fp32["equal"] is None
     assert fp16["difference"] == pytest.approx(fp16["mean"] - fp32["mean"])
     assert fp16["equal"] == (fp16["difference_low"] <= 0 <= fp16["difference_high"])
     assert 0 <= fp32["before"] <= 5
-    assert not list((tmp_path / "out" / "runs").rglob("checkpoint-*"))
 
 
 def test_differences_are_paired_by_seed():
@@ -174,9 +182,11 @@ def test_differences_are_paired_by_seed():
 
     found = [*cells("A fp32", 0, 1.0, 2.0), *cells("A fp32", 1, 5.0, 6.0)]
     found += [*cells("A bf16", 0, 1.5, 2.5), *cells("A bf16", 1, 5.5, 6.5)]
-    _, row = mixed_precision_learning.rows(MixedPrecisionConfig(what="learning"), found)
+    _, row = summaries.learning(grouped(found), found)
     assert (row.difference, row.difference_low, row.difference_high, row.equal) == (0.5, 0.5, 0.5, False)
     assert row.mean == 4.0
+    alone = [record for record in found if record.source == "A fp32" and record.method != "untrained"]
+    assert summaries.learning(grouped(alone), alone) == []
 
 
 # options
@@ -185,7 +195,6 @@ def test_differences_are_paired_by_seed():
 def test_policies_are_those_of_the_experiment_or_any_widths():
     assert [sizes(name) for name in ("A", "B", "C", "64,256")] == [(128, 128), (512, 512), (1024, 2048), (64, 256)]
     assert MixedPrecisionConfig().chosen() == ("A", "B", "C")
-    assert MixedPrecisionConfig(what="learning").chosen() == ("A",)
     with pytest.raises(QuarlError, match="'D' is none of A"):
         sizes("D")
 
@@ -214,8 +223,7 @@ def test_policy_kwargs_are_those_given_and_the_policy_s():
         ("--params lr", "'lr' is not NAME:VALUE"),
         ("--params batch_size:64", "--params batch_size is what --batch-size says: drop it"),
         ("--params buffer_size:5", "--params buffer_size is fixed where updates are timed: drop it"),
-        ("--seeds 2", "--seeds is not of --what updates: drop it"),
-        ("--what learning --seconds 3", "--seconds is not of --what learning: drop it"),
+        ("--what learning", "has no option --what; use quarl study run studies/mixed-precision-learning.yml"),
         ("--env CartPol-v1", "did you mean 'CartPole-v1'"),
         ("--env CartPole-v1 --policies 4,8", "WideCNN reads images"),
     ],
@@ -228,6 +236,6 @@ def test_mistakes_are_one_line(words, said, capsys):
 
 
 def test_the_command_line_repeats_the_run():
-    found = parse(["bench", "mixed-precision", "--what", "learning", "--dtypes", "fp32", "bf16", "--energy"])
+    found = parse(["bench", "mixed-precision", "--dtypes", "fp32", "bf16", "--energy"])
     assert isinstance(found, MixedPrecisionConfig)
     assert parse(found.command_line().split()[1:]) == found

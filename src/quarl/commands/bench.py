@@ -13,17 +13,17 @@ from quarl.readers import find, load
 from quarl.report import schema
 
 
-def run(config: LatencyConfig | BenchActorQConfig | MixedPrecisionConfig) -> int | None:
-    """Measures and prints the rows; returns the exit code."""
+def run(config: LatencyConfig | BenchActorQConfig | MixedPrecisionConfig) -> None:
+    """Measure and print the rows."""
     if isinstance(config, LatencyConfig):
         _latency(config)
-        return None
+        return
     from quarl.commands import bench_training  # here: latencies need no learner
 
     if isinstance(config, MixedPrecisionConfig):
-        return bench_training.mixed_precision(config)
-    bench_training.actorq(config)
-    return None
+        bench_training.mixed_precision(config)
+    else:
+        bench_training.actorq(config)
 
 
 def _latency(config: LatencyConfig) -> None:

@@ -9,10 +9,9 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from quarl import energy
-from quarl.commands import study, terminal
+from quarl.commands import terminal
 from quarl.config import BenchActorQConfig, MixedPrecisionConfig
 from quarl.envs import resolve
-from quarl.experiments.methods import mixed_precision_learning
 from quarl.experiments.methods.actorq import StalenessRow, staleness
 from quarl.experiments.methods.actorq_protocol import Protocol, read
 from quarl.experiments.methods.actorq_reward import RewardRow, choices_in_words, time_to_reward
@@ -20,9 +19,6 @@ from quarl.experiments.methods.actorq_speedup import SpeedupRow, speedups
 from quarl.experiments.methods.actorq_throughput import BreakdownRow, ThroughputRow, breakdown, throughput
 from quarl.experiments.methods.cells import Cells
 from quarl.experiments.methods.mixed_precision import UpdatesRow, updates
-from quarl.experiments.methods.mixed_precision_learning import LearningRow
-from quarl.experiments.runner import measure_document
-from quarl.processes.signals import SIGNALLED
 from quarl.report import actorq_figures, actorq_reward_figures, schema, style
 from quarl.rows import Row
 
@@ -38,7 +34,6 @@ TITLES: Mapping[type[Row], str] = {
     StalenessRow: "Return against the age of weights",
     SpeedupRow: "Speed-up",
     UpdatesRow: "An update of DQN on images",
-    LearningRow: "Returns of DQN trained in mixed precision",
 }
 WATCHED: Mapping[str, tuple[type[Row], Callable[..., Sequence[Row]], Callable[..., Figure]]] = {
     "throughput": (ThroughputRow, throughput, actorq_figures.throughput),
@@ -99,37 +94,21 @@ def _raced(config: BenchActorQConfig, protocol: Protocol, cells: Cells) -> tuple
     return {RewardRow: [row for row, _ in runs], SpeedupRow: faster}, figures
 
 
-def mixed_precision(config: MixedPrecisionConfig) -> int:
-    """Measures what is missing, within the time, and shows everything that is there; returns the exit code."""
+def mixed_precision(config: MixedPrecisionConfig) -> None:
+    """Measure the missing cells within the time and show everything that is there."""
     resolve(config.env, trusted=True)  # a typo leaves no folder behind
-    left: list[str] = []
-    code = 0
-    kind: type[Row]
-    measured_rows: Sequence[Row]
     with energy.meter(config) as meter:
-        if config.what == "updates":
-            cells = Cells(config.output, config.minutes, terminal.note, meter)
-            kind, measured_rows = UpdatesRow, updates(config, cells)
-            left = cells.left()
-        else:
-            asked = config.output, mixed_precision_learning.document(config), config.env
-            measured = measure_document(*asked, terminal.progress, jobs=1, minutes=config.minutes)
-            if (code := study.ended(measured, config)) > SIGNALLED:
-                return code
-            kind, measured_rows = LearningRow, mixed_precision_learning.rows(config, measured.records)
-            terminal.say(*study.failures(measured.records))
-            for path in (config.output / "runs").rglob("checkpoint-*") if not code and not measured.left else ():
-                path.unlink()  # they hold replay
+        cells = Cells(config.output, config.minutes, terminal.note, meter)
+        rows = updates(config, cells)
     about = schema.Told(algo="dqn", env_id=config.env, seed=config.seed, energy=meter.cost)
-    document = terminal.keep(kind, measured_rows, TITLES[kind], config.output / f"{config.what}.json", **about)
-    terminal.say(*_sentences(document["rows"]), *left)
+    document = terminal.keep(UpdatesRow, rows, TITLES[UpdatesRow], config.output / "updates.json", **about)
+    terminal.say(*_sentences(document["rows"]), *cells.left())
     terminal.finish(config, document)
-    return code
 
 
 def _sentences(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """What the table means on this device."""
-    emulated = list(dict.fromkeys(row["dtype"] for row in rows if not row.get("native", True)))
+    emulated = list(dict.fromkeys(row["dtype"] for row in rows if not row["native"]))
     if emulated:
         yield (
             f"{rows[0]['device']} has no instructions that multiply {' or '.join(emulated)} numbers: "

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Unpack
 
 from quarl.commands import terminal
-from quarl.config import MixedPrecisionConfig, StudyReportConfig, StudyRunConfig, StudyStatusConfig, SweepConfig
+from quarl.config import StudyReportConfig, StudyRunConfig, StudyStatusConfig, SweepConfig
 from quarl.errors import QuarlError
 from quarl.experiments import file, rows
 from quarl.experiments.cells import DONE, FAILED, FP32, NA, RUNNING, TODO, Cell
@@ -76,7 +76,7 @@ def _pool(config: StudyRunConfig) -> Iterator[MakePool]:
         yield partial(ClusterPool, connection.enough(machines, config.nodes))
 
 
-def ended(measured: Measured, config: StudyRunConfig | SweepConfig | MixedPrecisionConfig) -> int:
+def ended(measured: Measured, config: StudyRunConfig | SweepConfig) -> int:
     """The exit code, with what the user has to know of a run that was not whole."""
     if measured.signal is not None:
         terminal.complain(f"stopped by a signal; go on with {config.command_line()}")

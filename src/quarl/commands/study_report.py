@@ -15,7 +15,7 @@ from quarl.experiments.cell_groups import grouped
 from quarl.experiments.cells import DONE, TRAIN
 from quarl.experiments.file import MARGIN_PCT
 from quarl.experiments.store import Record, Store
-from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, SweetSpotRow, TrainedRow
+from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, LearningRow, SweetSpotRow, TrainedRow
 from quarl.files import write_bytes
 from quarl.report import page, schema, style, tables
 from quarl.report.figures import COMPARED, bits_against_return
@@ -27,6 +27,7 @@ TITLES: Mapping[type[Row], str] = {
     ErrorsRow: "Return and error",
     SweetSpotRow: "Sweet spots",
     TrainedRow: "Trained or distilled for the precision",
+    LearningRow: "Trained in float32",
     ActorQRow: "ActorQ",
     ExcludedRow: "Not measured",
 }
@@ -64,6 +65,7 @@ def make(folder: Path, command: str) -> schema.Document:
         ErrorsRow: summaries.errors(groups) if any(group.method == "ptq" for group in groups) else [],
         SweetSpotRow: summaries.sweet_spots(groups, records, margin),
         TrainedRow: summaries.trained(groups, margin),
+        LearningRow: summaries.learning(groups, records),
         ActorQRow: summaries.actorq(records),
         ExcludedRow: summaries.excluded(records),
     }

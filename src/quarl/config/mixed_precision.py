@@ -25,7 +25,7 @@ FIXED = {"buffer_size": NUM_FRAMES, "learning_starts": 0, "optimize_memory_usage
 
 @dataclass(frozen=True, kw_only=True)
 class MixedPrecisionConfig(EnvironmentConfig, MeteredConfig):
-    """DQN on images in mixed precision: how long an update takes, and whether it learns the same.
+    """DQN on images in mixed precision: how long an update takes.
 
     Matrix products are autocast, weights and optimiser stay in float32, fp16 has its loss scaled. The output
     folder keeps finished cells: the same command again goes on where the last one stopped.
@@ -34,9 +34,7 @@ class MixedPrecisionConfig(EnvironmentConfig, MeteredConfig):
     verb: ClassVar[str] = "bench mixed-precision"
     examples = ("quarl bench mixed-precision --policies A --dtypes fp32 bf16 -o mixed",)
 
-    what: Literal["updates", "learning"] = "updates"
-    """What to measure: milliseconds of an update, or returns of trained agents."""
-    policies: Annotated[tuple[str, ...], shown("NAME ...", default="A B C; learning: A"), TRAINING] = ()
+    policies: Annotated[tuple[str, ...], shown("NAME ...", default="A B C"), TRAINING] = ()
     """A (128,128), B (512,512), C (1024,2048) or other FILTERS,WIDTH: three convolutions with so many filters each, in
     kernels and strides those of the Nature CNN, and a dense layer of that width."""
     dtypes: Annotated[tuple[Dtype, ...], shown("NAME ..."), QUANTISATION] = ("fp32", "bf16", "fp16")
@@ -49,14 +47,8 @@ class MixedPrecisionConfig(EnvironmentConfig, MeteredConfig):
     """Of updates for each precision of a policy. Where not even three fit, the time is extrapolated from small
     batches."""
     params: Annotated[tuple[str, ...], shown("NAME:VALUE ..."), TRAINING] = ()
-    """Hyper-parameters of learning over the tuned ones, as for quarl train; policy_kwargs without what --policies says,
+    """Hyper-parameters over the tuned ones, as for quarl train; policy_kwargs without what --policies says,
     as in policy_kwargs:"dict(optimizer_kwargs=dict(eps=1.5e-4))"."""
-    n_timesteps: Annotated[int, shown(None, "-n"), TRAINING] = 100_000
-    """Environment steps of a training."""
-    seeds: Annotated[int, TRAINING] = 3
-    """Trainings in each precision, with seeds from --seed on."""
-    episodes: Annotated[int, TRAINING] = 30
-    """Episodes that each trained agent plays; those of a seed are the same in every precision."""
     threads: Annotated[int | None, shown("N", default="all cores"), ADVANCED] = None
     """Threads of the learner."""
     device: Annotated[str, shown("NAME"), ADVANCED] = "auto"
@@ -70,14 +62,10 @@ class MixedPrecisionConfig(EnvironmentConfig, MeteredConfig):
 
     def check(self) -> None:
         super().check()
-        at_least_one(batch_size=self.batch_size, seeds=self.seeds, episodes=self.episodes)
+        at_least_one(batch_size=self.batch_size)
         if not self.seconds > 0 or not self.minutes > 0:
             raise QuarlError("--seconds and --minutes must be above 0")
-        updates = self.what == "updates"
-        self.refuse(("seeds", "episodes", "n_timesteps") if updates else ("seconds",), f"is not of --what {self.what}")
-        said = {"batch_size": "is what --batch-size says"}
-        if updates:
-            said |= dict.fromkeys(FIXED, "is fixed where updates are timed")
+        said = {"batch_size": "is what --batch-size says", **dict.fromkeys(FIXED, "is fixed where updates are timed")}
         if known := said.keys() & hyperparameters(self.params, str):
             name = min(known)
             raise QuarlError(f"--params {name} {said[name]}: drop it")
@@ -89,7 +77,7 @@ class MixedPrecisionConfig(EnvironmentConfig, MeteredConfig):
 
     def chosen(self) -> tuple[str, ...]:
         """Names of the policies."""
-        return self.policies or (tuple(POLICIES) if self.what == "updates" else ("A",))
+        return self.policies or tuple(POLICIES)
 
     def policy_kwargs(self, policy: str) -> str:
         """Those of --params and what makes the policy; QuarlError where the former name some of the latter."""
@@ -109,19 +97,14 @@ class MixedPrecisionConfig(EnvironmentConfig, MeteredConfig):
         return spell(given | shape)
 
     def training(self, policy: str, dtype: Dtype, seed: int, folder: Path) -> TrainConfig:
-        """One training, looked at and saved ten times on its way."""
-        tenth = max(self.n_timesteps // 10, 1)
+        """Return the training whose updates are timed."""
         words = (f"batch_size:{self.batch_size}", f"policy_kwargs:{self.policy_kwargs(policy)}")
         return TrainConfig(
             algo="dqn",
             env=self.env,
-            n_timesteps=self.n_timesteps,
             params=(*self.params, *words),
             learner_dtype=dtype,
             folder=folder,
-            eval_freq=tenth,
-            eval_episodes=10,
-            save_freq=tenth,
             threads=self.threads,
             device=self.device,
             seed=seed,

@@ -43,9 +43,11 @@ COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
     "load-best": ("MODEL, the path of its file or run",),
     "hyperparams": ("--params",),
     "env-wrapper": ("--wrapper",),
+    "what": ("quarl study run studies/mixed-precision-learning.yml in place of --what learning",),
     "gym-packages": ("--env MODULE:ID, whose module registers the ID",),
 }
-"""Options of RL Zoo's scripts, and what replaces them: the first name that the verb has, or words without a name."""
+"""Options of RL Zoo's scripts and former ones, with their replacements: the first name that the verb has, or words
+without a name."""
 NUMBERS = ConstructorRegistry()
 """How words become numbers."""
 

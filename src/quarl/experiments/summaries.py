@@ -14,11 +14,12 @@ import numpy as np
 from quarl import stats
 from quarl.arrays import Array
 from quarl.experiments.cell_groups import EMPTY, Group, bits_of, grouped
-from quarl.experiments.cells import ACTORQ, DISTILL, FAILED, FP32, NA, PTQ, QAT, TRAIN, AgentName
+from quarl.experiments.cells import ACTORQ, DISTILL, FAILED, FP32, NA, PTQ, QAT, TRAIN, UNTRAINED, AgentName
 from quarl.experiments.store import Record
-from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, SweetSpotRow, TrainedRow
+from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, LearningRow, SweetSpotRow, TrainedRow
 from quarl.quant.spec import QuantSpec
 from quarl.report.schema import Fields
+from quarl.rows import by
 from quarl.stats import as_fields
 
 FP16, INT8 = "fp16", "int8"
@@ -172,6 +173,38 @@ def trained(groups: Sequence[Group], margin_pct: float) -> list[TrainedRow]:
                 **after.compared(margin_pct, ptq, "error_trained"),
             )
         )
+    return rows
+
+
+def learning(groups: Sequence[Group], records: Sequence[Record]) -> list[LearningRow]:
+    """Return a row for each float32 agent that the study trained, if another or the untrained one is beside it."""
+    lengths = {(record.of_agent(), record.seed): record.result for record in records if record.method == TRAIN}
+    played = (group for group in groups if group.method == FP32)
+    trained = [group for group in played if all((group.agent, record.seed) in lengths for record in group.records)]
+    rows: list[LearningRow] = []
+    for task in by(trained, lambda group: (group.agent.algo, group.agent.env_id)).values():
+        for group in task:
+            before, after = of_the_same_seeds(_find(groups, group.agent, UNTRAINED, FP32), group)
+            if not after.records or not (before.records or len(task) > 1):
+                continue
+            # over the seeds that both have
+            difference = after.of(task[0].exact).gain(task[0] if group is not task[0] else EMPTY)
+            facts = [lengths[group.agent, record.seed] for record in after.records]
+            within = difference is not None and not math.isnan(difference.low)
+            rows.append(
+                LearningRow(
+                    **asdict(group.agent),
+                    seeds=len(after.records),
+                    env_steps=max(fact["trained_steps"] for fact in facts),
+                    updates=max(fact["updates"] for fact in facts),
+                    episodes=after.records[0].episodes,
+                    before=before.point,
+                    **as_fields(after.mean(), "mean", "ci"),
+                    **as_fields(difference, "difference", "difference"),
+                    equal=difference.low <= 0 <= difference.high if difference is not None and within else None,
+                    minutes=float(np.mean([fact["minutes"] for fact in facts])),
+                )
+            )
     return rows
 
 

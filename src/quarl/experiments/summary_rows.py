@@ -9,7 +9,7 @@ from typing import Annotated
 from quarl import formats
 from quarl.experiments.cells import NA, AgentName
 from quarl.quant.spec import SCHEMES
-from quarl.rows import Column, Interval, Mean, Method, Row
+from quarl.rows import Column, Episodes, Interval, Mean, Method, Minutes, Row
 from quarl.stats import INFERIOR, NONINFERIOR
 
 
@@ -104,6 +104,36 @@ class TrainedRow(AgentName, Row):
     """Of it over ptq in return, with the ends of its interval."""
     gain_low: float | None
     gain_high: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningRow(AgentName, Row):
+    """One agent that the study trained in float32, beside the first of the same algorithm and environment."""
+
+    command = "study learning"
+    seeds: Seeds
+    env_steps: Annotated[int, Column("steps", "{:,}".format)]
+    """Environment steps of each training."""
+    updates: Annotated[int, Column("updates", "{:,}".format)]
+    """Updates of each training."""
+    episodes: Episodes
+    """Episodes of each seed's best agent."""
+    before: Annotated[float | None, Column("before", formats.number, optional=True)]
+    """Mean return of the same networks before training; null if the study does not measure it."""
+    mean: Mean
+    ci_low: Interval
+    """Ends of the 95 % interval over seeds and their episodes."""
+    ci_high: float | None
+    difference: Annotated[
+        float | None, Column("to the first", formats.estimate, of=("difference", "difference_low", "difference_high"))
+    ]
+    """Difference in return to the first agent, paired by seed and episode; null for the first itself."""
+    difference_low: float | None
+    difference_high: float | None
+    equal: Annotated[bool | None, Column("equal", lambda equal: {None: "–", True: "within", False: "apart"}[equal])]
+    """Whether the difference's interval contains 0."""
+    minutes: Minutes
+    """Mean duration of a training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
