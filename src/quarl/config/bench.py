@@ -104,7 +104,7 @@ class BenchActorQConfig(EnvironmentConfig, MeteredConfig):
     what: What = "throughput"
     """What to measure."""
     protocol: Annotated[Path | None, shown("FILE")] = None
-    """Tasks, targets, hyper-parameters and seeds of time-to-reward, as JSON."""
+    """Tasks, targets, hyper-parameters and seeds of time-to-reward, as YAML or JSON."""
     only: Annotated[tuple[str, ...], shown("TASK ...", default="all")] = ()
     """Tasks of the protocol."""
     ratios: Literal["fixed", "free"] = "fixed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -137,17 +138,18 @@ def listed(value: Any, at: Place, *, read: Check) -> tuple[Any, ...]:
     return tuple(read(entry, at / number) for number, entry in enumerate(value))
 
 
+def real(value: Any, at: Place, above: float = -(2**53)) -> float:
+    """Return the number above a bound that the file spells; YAML takes 1e6 for a word, as it has no point."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if not isinstance(value, bool) and above < float(value) < 2**53:
+            return float(value)
+    raise at.wrong(f"{at.name} must be a number{' above 0' if above == 0 else ''}, got {str(value)[:60]!r}")
+
+
 def number(value: Any, at: Place) -> Any:
     """A number above 0."""
-    parsed = value
-    if isinstance(value, str):  # YAML takes 1e6 for a word: it has no point
-        try:
-            parsed = float(value)
-        except ValueError:
-            parsed = math.nan
-    if isinstance(parsed, bool) or not isinstance(parsed, int | float) or not 0 < parsed < 2**53:
-        raise at.wrong(f"{at.name} must be a number above 0, got {str(value)[:60]!r}")
-    return parsed
+    parsed = real(value, at, above=0)
+    return parsed if isinstance(value, str) else value
 
 
 def count(value: Any, at: Place) -> int:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,14 +14,29 @@ from quarl.config import ActorQConfig
 from quarl.config.base import ASIDE
 from quarl.config.bench import split_arm
 from quarl.errors import QuarlError
+from quarl.experiments import checks
+from quarl.experiments.checks import Place, count, key, listed, mapping, number, real, word, words
+from quarl.inert.yaml import key_lines, read_yaml
 
-MAX_BYTES = 2**20
 OPTIONS = {field.name: field for field in dataclasses.fields(ActorQConfig)}
 FIXED = (
     *("actor_precision", "engine", "seed", "output", "resume", "plan", "target", "samples_per_insert", "cluster"),
     *ASIDE,
 )
 """Options of `quarl actorq` that the protocol sets itself."""
+SHARED = ("arms", "seeds", "cap_minutes", "ratios", "envs_per_actor")
+"""Keys of a task that the protocol may give for all tasks."""
+
+
+def _above(value: Any, at: Place) -> float:
+    return float(number(value, at))
+
+
+def _by_name(value: Any, at: Place) -> Mapping[str, float]:
+    return {name: _above(each, at / name) for name, each in mapping(value, at).items()}
+
+
+_grid = partial(listed, read=_above)
 
 
 class Choice(NamedTuple):
@@ -37,26 +52,26 @@ class Task:
     """One row of the speed-up table."""
 
     name: str
-    target: float
-    samples_per_insert: float
-    options: Mapping[str, Any]
+    target: float = key(real)
+    samples_per_insert: float = key(_above)
+    options: Mapping[str, Any] = key(mapping, default_factory=dict)
     """Options of `quarl actorq`, those of `common` included."""
-    in_updates: Mapping[str, float]
+    in_updates: Mapping[str, float] = key(_by_name, default_factory=dict)
     """Options and hyper-parameters that count environment steps, given in updates: a run does the same for each update
     at every ratio."""
-    arms: tuple[str, ...]
+    arms: tuple[str, ...] = key(words)
     """Arms that train."""
-    derived: tuple[str, ...] = ()
+    derived: tuple[str, ...] = key(words, default=())
     """Arms whose seconds are the updates of the derived_from arm times their own measured seconds of an update."""
-    seeds: tuple[int, ...]
-    cap_minutes: float
+    seeds: tuple[int, ...] = key(checks.seeds)
+    cap_minutes: float = key(_above)
     """The reference ends, censored, after so much training time, and with it the others."""
-    also_samples_per_insert: tuple[float, ...] = ()
+    also_samples_per_insert: tuple[float, ...] = key(_grid, default=())
     """Other ratios, for each arm's best one; with the seeds of also_seeds."""
-    also_seeds: tuple[int, ...] = ()
-    ratios: tuple[float, ...] = ()
+    also_seeds: tuple[int, ...] = key(checks.seeds, default=())
+    ratios: tuple[float, ...] = key(_grid, default=())
     """The grid of samples per insert where ratios are free."""
-    envs_per_actor: tuple[int, ...] = ()
+    envs_per_actor: tuple[int, ...] = key(partial(listed, read=count), default=())
     """That of environments an actor; where empty there is no choice of them."""
 
     def choices(self) -> list[Choice]:
@@ -97,17 +112,17 @@ class Task:
 class Protocol:
     """The whole file."""
 
-    reference: str
+    reference: str = key(word)
     """The arm whose time bounds the others'."""
-    derived_from: str
-    cap_times: float
+    derived_from: str = key(word)
+    cap_times: float = key(_above)
     """Other arms end, censored, at so many times the reference's seconds, if it reached the target."""
-    cap_minutes: float
+    cap_minutes: float = key(_above)
     """Of any run's training time."""
-    window_s: float
+    window_s: float = key(_above)
     """Of training, in which derived arms' seconds of an update are measured."""
     tasks: tuple[Task, ...]
-    development_seed: int | None = None
+    development_seed: int | None = key(lambda value, at: value and count(value, at), default=None)
     """The seed on which arms choose where ratios are free; none that is measured."""
 
     def chosen(self, only: tuple[str, ...], *, free: bool = False) -> tuple[Task, ...]:
@@ -123,76 +138,39 @@ class Protocol:
 
 
 def read(path: Path) -> Protocol:
-    """The protocol in a JSON file; every run that it describes has been checked."""
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise QuarlError(f"{path} is larger than {MAX_BYTES:,} bytes: it is no protocol")
-        document = json.loads(path.read_text())
-    except OSError as error:
-        raise QuarlError(f"cannot read the protocol {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise QuarlError(f"the protocol {path} is no JSON: {error}") from None
-    try:
-        protocol = _protocol(document)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise QuarlError(f"the protocol {path} is not as expected: {reason}") from None
+    """Return the protocol in a YAML or JSON file, all of whose runs have been checked."""
+    document, at = read_yaml(path), Place(path, key_lines(path))
+    checks.check_plain(document, at)
+    known = [field.name for field in dataclasses.fields(Protocol)]
+    told = checks.checked(Protocol, document, at, "a protocol", (*known, "about", "common", "in_updates", *SHARED))
+    entries = mapping(document.get("tasks"), at / "tasks")
+    protocol = Protocol(**told, tasks=tuple(_task(name, document, at / "tasks" / name) for name in entries))
     for task in protocol.tasks:
+        if protocol.reference not in task.arms:
+            raise at.wrong(f"task {task.name} lacks the reference arm {protocol.reference}")
+        if task.derived and protocol.derived_from not in task.arms:
+            raise at.wrong(f"task {task.name} derives from {protocol.derived_from}, which is none of its arms")
+        if protocol.development_seed in task.seeds:
+            raise at.wrong(f"task {task.name} measures development_seed {protocol.development_seed}: take another")
         for arm in (*task.arms, *task.derived):
             for choice in (*(Choice(ratio) for _, ratio in task.runs()), *task.choices()):
                 task.training(arm, choice, task.seeds[0]).check()
     return protocol
 
 
-def _protocol(document: Mapping[str, Any]) -> Protocol:
-    common = dict(document["common"])
-    tasks = tuple(_task(name, entry, document, common) for name, entry in document["tasks"].items())
-    protocol = Protocol(
-        reference=str(document["reference"]),
-        derived_from=str(document["derived_from"]),
-        cap_times=float(document["cap_times"]),
-        cap_minutes=float(document["cap_minutes"]),
-        window_s=float(document["window_s"]),
-        tasks=tasks,
-        development_seed=None if document.get("development_seed") is None else int(document["development_seed"]),
-    )
-    for task in tasks:
-        if protocol.reference not in task.arms:
-            raise ValueError(f"task {task.name} lacks the reference arm {protocol.reference}")
-        if task.derived and protocol.derived_from not in task.arms:
-            raise ValueError(f"task {task.name} derives from {protocol.derived_from}, which is none of its arms")
-        if protocol.development_seed in task.seeds:
-            raise ValueError(f"task {task.name} measures development_seed {protocol.development_seed}: take another")
-    return protocol
-
-
-def _task(name: str, entry: Mapping[str, Any], document: Mapping[str, Any], common: Mapping[str, Any]) -> Task:
-    options = {**common, **entry["options"]}
-    for key in options:
-        if key not in OPTIONS or key in FIXED:
-            raise ValueError(f"task {name}: {key!r} is no option that a task can have")
-    if "auto" in (options.get("actors"), options.get("envs_per_actor")):
-        raise ValueError(f"task {name}: runs that are compared say actors and envs_per_actor as numbers, not auto")
-    in_updates = {
-        key: float(value) for key, value in {**document.get("in_updates", {}), **entry.get("in_updates", {})}.items()
+def _task(name: str, document: Mapping[str, Any], at: Place) -> Task:
+    entry = mapping(document["tasks"][name], at)
+    shared = {key: document[key] for key in SHARED if key in document}
+    both = {
+        key: {**mapping(document.get(of_all, {}), at), **mapping(entry.get(key, {}), at / key)}
+        for key, of_all in (("options", "common"), ("in_updates", "in_updates"))
     }
-    if in_updates and "batch_size" not in options:
-        raise ValueError(f"task {name}: in_updates needs a batch_size among its options")
-    grids = {key: entry.get(key, document.get(key)) for key in ("ratios", "envs_per_actor")}
-    if [] in grids.values():
-        raise ValueError(f"task {name}: ratios and envs_per_actor need at least one value each, or are left out")
-    return Task(
-        name=name,
-        in_updates=in_updates,
-        target=float(entry["target"]),
-        samples_per_insert=float(entry["samples_per_insert"]),
-        options=options,
-        arms=tuple(map(str, entry.get("arms", document["arms"]))),
-        derived=tuple(map(str, entry.get("derived", ()))),
-        seeds=tuple(map(int, entry.get("seeds", document["seeds"]))),
-        cap_minutes=float(entry.get("cap_minutes", document["cap_minutes"])),
-        also_samples_per_insert=tuple(map(float, entry.get("also_samples_per_insert", ()))),
-        also_seeds=tuple(map(int, entry.get("also_seeds", ()))),
-        ratios=tuple(map(float, grids["ratios"] or ())),
-        envs_per_actor=tuple(map(int, grids["envs_per_actor"] or ())),
-    )
+    task = Task(name=name, **checks.checked(Task, {**shared, **entry, **both}, at, "a task"))
+    for option in task.options:
+        if option not in OPTIONS or option in FIXED:
+            raise at.wrong(f"{option!r} is not an option that a task can have")
+    if "auto" in (task.options.get("actors"), task.options.get("envs_per_actor")):
+        raise at.wrong("compared runs need actors and envs_per_actor as numbers, not auto")
+    if task.in_updates and "batch_size" not in task.options:
+        raise at.wrong("in_updates needs a batch_size among the options")
+    return task
