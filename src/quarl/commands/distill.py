@@ -18,15 +18,15 @@ from quarl.distillation.validation import Validation
 from quarl.envs import make_for
 from quarl.errors import NothingSavedError, QuarlError
 from quarl.evaluation import Evaluation
-from quarl.experiments.bits import TRIED, AssignmentRow, choose
+from quarl.experiments.bits import AssignmentRow, choose
 from quarl.experiments.play import looks_of, until_judged
 from quarl.experiments.rows import judged
-from quarl.files import locked, staged, write_bytes
+from quarl.files import locked, staged
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy, is_quantized
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.readers.normalizer import sentence
-from quarl.report import assessment, page, schema, style, tables
+from quarl.report import assessment, page
 from quarl.report.figures import learning
 from quarl.rows import Column, Episodes, MaxEpisodes, Measured, Precision, Returns, Row, Updates
 from quarl.stats import INFERIOR, UNDECIDED
@@ -148,32 +148,26 @@ def run(config: DistillConfig) -> None:
         rows = [_row(each, exact, q, validation) for each, q in zip_longest(looks.values(), played)]
         said += map(_sentence, rows, looks.values())
         about = model.told(config, policy, exact, meter.cost)
-        document = schema.document(DistillRow, rows, **about)
+        heading = "Returns on fresh episodes" if played else "Errors of actions on observations that were held out"
+        document, shown = model.keep(folder, DistillRow, rows, heading, tried, **about)
         env_id = document["env_id"]
         title, command = model.title(policy, env_id), replace(config, resume=False)
-        heading = "Returns on fresh episodes" if played else "Errors of actions on observations that were held out"
-        shown = [(heading, tables.cells(DistillRow, document["rows"]))]
-        if tried:
-            kept = terminal.keep(AssignmentRow, tried, TRIED, folder / "assignments.json", **about)
-            shown.append((TRIED, tables.cells(AssignmentRow, kept["rows"])))
-        schema.write(document, folder / "rows.json")
-        write_bytes(tables.to_csv(document["rows"]).encode(), folder / "rows.csv")
         figures = []
         if played:
             seen = [(spec.precision, look.updates, look.summary) for spec, each in looks.items() for look in each]
             points = [{"label": label, "updates": updates, **asdict(summary)} for label, updates, summary in seen]
             curve = learning(points, [], {"updates": "updates"}, f"{title}: return of the snapshots, in validation")
-            style.save(curve, folder / "curve.png")
-            figures = [("Mean return of each snapshot on validation's episodes, with its 95 % interval.", curve)]
-        text = page.render(
+            caption = "Mean return of each snapshot on validation's episodes, with its 95 % interval."
+            figures = [("curve", caption, curve)]
+        page.write(
+            folder,
+            figures,
             title=f"{title}: distillation",
             facts={"model": str(document["model"]), "environment": str(env_id), "observations": sentence(policy)},
             sentences=said,
             tables=shown,
-            figures=figures,
             command=command.command_line(),
         )
-        write_bytes(text.encode(), folder / "report.html")
     for file in config.output.glob(f"{CHECKPOINT}*.safetensors"):
         file.unlink()
     terminal.show(DistillRow, document["rows"], title)

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Unpack
 
 from quarl.arguments import policy_rows
 from quarl.arrays import Array
+from quarl.commands import terminal
 from quarl.config import DistillConfig, ModelConfig, PtqConfig
 from quarl.energy import Energy
 from quarl.envs import make_for
 from quarl.envs.options import EnvironmentOptions, described
 from quarl.errors import MissingEnvironmentError, QuarlError, note
 from quarl.evaluation import Evaluation
+from quarl.experiments.bits import TRIED, AssignmentRow
+from quarl.files import write_bytes
 from quarl.inert.budget import reading
 from quarl.inert.npz import read_npy, read_npz
 from quarl.inert.zip import read_bytes
 from quarl.policy.graph import Policy
 from quarl.readers import find, load
 from quarl.readers.normalizer import sentence
-from quarl.report import schema
+from quarl.report import schema, tables
+from quarl.rows import Row
 
 CHECKPOINT = "checkpoint-"
 """First letters of the files from which `quarl distill --resume` continues."""
@@ -103,6 +109,37 @@ def told(config: ModelConfig, policy: Policy, played: Evaluation | None, energy:
     env_id, seed = (policy.provenance.env_id, config.seed) if played is None else (played.env_id, played.seed)
     about = schema.Told(model=str(locate(config)), algo=policy.provenance.algo, env_id=env_id, seed=seed)
     return {**about, "energy": energy, "statistics": sentence(policy)}
+
+
+def keep(
+    folder: Path,
+    kind: type[Row],
+    rows: Sequence[Row],
+    heading: str,
+    tried: Sequence[AssignmentRow],
+    **about: Unpack[schema.Told],
+) -> tuple[schema.Document, list[tuple[str, tables.Cells]]]:
+    """Write the rows as JSON and CSV, and print and write the assignments of bits that were tried.
+
+    Args:
+        folder: Where the files are written.
+        kind: The class of the rows.
+        rows: The verb's rows.
+        heading: The heading of their table.
+        tried: The assignments; none without a search.
+        about: Facts for the documents.
+
+    Returns:
+        The document of the rows, and the tables of the page with their headings.
+    """
+    document = schema.document(kind, rows, **about)
+    shown = [(heading, tables.cells(kind, document["rows"]))]
+    schema.write(document, folder / "rows.json")
+    write_bytes(tables.to_csv(document["rows"]).encode(), folder / "rows.csv")
+    if tried:
+        kept = terminal.keep(AssignmentRow, tried, TRIED, folder / "assignments.json", **about)
+        shown.append((TRIED, tables.cells(AssignmentRow, kept["rows"])))
+    return document, shown
 
 
 def title(policy: Policy, env_id: str | None) -> str:

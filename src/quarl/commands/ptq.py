@@ -10,9 +10,9 @@ from quarl import energy
 from quarl.commands import model, terminal
 from quarl.config import PtqConfig
 from quarl.errors import QuarlError
-from quarl.experiments.bits import TRIED, AssignmentRow, choose
+from quarl.experiments.bits import choose
 from quarl.experiments.precisions import Cell, PtqRow
-from quarl.files import staged, write_bytes
+from quarl.files import staged
 from quarl.inspection import Layer, inspect
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, is_quantized
@@ -37,24 +37,15 @@ def run(config: PtqConfig) -> int:
         with energy.meter(config) as meter, terminal.progress(config.num_episodes) as progress:
             cells, tried, said = choose(policy, config, progress)
         about = model.told(config, policy, cells[0].evaluation, meter.cost)
-        document = schema.document(PtqRow, [cell.row for cell in cells], **about)
+        for cell in cells:
+            artifact.write(cell.policy, _path(cell, config, folder))
+        rows = [cell.row for cell in cells]
+        document, shown = model.keep(folder, PtqRow, rows, "Returns, latency and size", tried, **about)
         said += [*assessment.assess(document["rows"]), f"Measured with {about['statistics']}."]
-        shown = [("Returns, latency and size", tables.cells(PtqRow, document["rows"]))]
-        if tried:
-            kept = terminal.keep(AssignmentRow, tried, TRIED, folder / "assignments.json", **about)
-            shown.append((TRIED, tables.cells(AssignmentRow, kept["rows"])))
-        _write(folder, config, cells, document)
         report = terminal.reported(partial(_draw, folder, config, cells, document, said, shown))
     terminal.show(PtqRow, document["rows"], model.title(policy, document["env_id"]))
     terminal.say("", *said, "", *report, *replaced)
     return terminal.finish(config, document, report)
-
-
-def _write(folder: Path, config: PtqConfig, cells: Sequence[Cell], document: schema.Document) -> None:
-    for cell in cells:
-        artifact.write(cell.policy, _path(cell, config, folder))
-    schema.write(document, folder / "rows.json")
-    write_bytes(tables.to_csv(document["rows"]).encode(), folder / "rows.csv")
 
 
 def _draw(
@@ -65,29 +56,27 @@ def _draw(
     said: Sequence[str],
     shown: Sequence[tuple[str, tables.Cells]],
 ) -> Path:
-    """Writes the figures and the page into `folder`; returns where that page will be."""
-    from quarl.report import page, ptq_figures, style, weight_figures  # here: matplotlib is an extra's
+    """Write the figures and the page into `folder`; return the final path of the page."""
+    from quarl.report import page, ptq_figures, weight_figures  # here: matplotlib is an extra's
 
     rows, policy, layers = document["rows"], cells[0].calibrated.policy, _drawn_layers(cells)
     title = model.title(policy, document["env_id"])
-    drawn = {
-        name: (draw.__doc__ or "", draw(rows, f"{title}: {about}"))
+    drawn = [
+        (name, draw.__doc__ or "", draw(rows, f"{title}: {about}"))
         for name, (draw, about) in ptq_figures.FIGURES.items()
-    }
+    ]
     caption = "Weights of each layer (blue, logarithmic) and the levels that the quantiser offers them (orange)"
     weights = weight_figures.weight_distribution(layers, f"{title}: weights and {layers[0].row.precision} levels")
-    drawn["weights"] = f"{caption}; per channel, those of the channel with the widest step.", weights
-    for name, (_, figure) in drawn.items():
-        style.save(figure, folder / f"{name}.png")
-    text = page.render(
+    drawn.append(("weights", f"{caption}; per channel, those of the channel with the widest step.", weights))
+    page.write(
+        folder,
+        drawn,
         title=f"{title}: post-training quantisation",
         facts=_facts(policy, document),
         sentences=said,
         tables=shown,
-        figures=[*drawn.values()],
         command=config.command_line(),
     )
-    write_bytes(text.encode(), folder / "report.html")
     return config.output / "report.html"
 
 

@@ -17,7 +17,7 @@ from quarl.experiments.file import MARGIN_PCT
 from quarl.experiments.store import Record, Store
 from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, LearningRow, SweetSpotRow, TrainedRow
 from quarl.files import write_bytes
-from quarl.report import page, schema, style, tables
+from quarl.report import page, schema, tables
 from quarl.report.figures import COMPARED, bits_against_return
 from quarl.report.schema import Fields
 from quarl.rows import Row
@@ -60,7 +60,7 @@ def make(folder: Path, command: str) -> schema.Document:
     done = [row for row in measured["rows"] if row["state"] == DONE]
     if not done:
         raise QuarlError(f"no cell of {folder} is done yet; quarl study run measures them")
-    groups, figures = grouped(records), {}
+    groups, figures = grouped(records), []
     tables_of: Mapping[type[Row], Sequence[Row]] = {
         ErrorsRow: summaries.errors(groups) if any(group.method == "ptq" for group in groups) else [],
         SweetSpotRow: summaries.sweet_spots(groups, records, margin),
@@ -71,7 +71,8 @@ def make(folder: Path, command: str) -> schema.Document:
     }
     rows_by = {kind: schema.document(kind, table)["rows"] for kind, table in tables_of.items()}
     if any(row["method"] in COMPARED for row in done):
-        figures["bits"] = bits_against_return(summaries.means(groups), f"{name}: return at each precision")
+        curve = bits_against_return(summaries.means(groups), f"{name}: return at each precision")
+        figures = [("bits", CAPTION, curve)]
     _write(folder, command, name, str(document.get("about", "")), margin, records, measured, rows_by, figures)
     for kind, shown in rows_by.items():
         if shown:
@@ -89,7 +90,7 @@ def _write(
     records: Sequence[Record],
     measured: schema.Document,
     rows_by: Tables,
-    figures: Mapping[str, Figure],
+    figures: Sequence[tuple[str, str, Figure]],
 ) -> None:
     shown = {kind: rows for kind, rows in rows_by.items() if rows}
     schema.write(measured, folder / "rows.json")
@@ -107,17 +108,15 @@ def _write(
     )
     if not figures:
         (folder / "bits.png").unlink(missing_ok=True)
-    for title, figure in figures.items():
-        style.save(figure, folder / f"{title}.png")
-    text = page.render(
+    page.write(
+        folder,
+        figures,
         title=f"{name}: a study of quantisation",
         facts=_facts(about, records, margin),
         sentences=_sentences(rows_by, records),
         tables=every,
-        figures=[(CAPTION, figure) for figure in figures.values()],
         command=command,
     )
-    write_bytes(text.encode(), folder / "report.html")
 
 
 CAPTION = (

@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from quarl import qat, stats
 from quarl.actorq.supervisor import Supervisor
 from quarl.config.learner import LearnerOptions
-from quarl.files import read_rows, write_bytes
+from quarl.files import read_rows
 from quarl.formats import size, three_digits
-from quarl.report import page, style, tables
+from quarl.report import page, tables
 from quarl.report.actorq_figures import WAIT, ages, processes
 from quarl.report.figures import learning
 from quarl.report.schema import Fields
@@ -112,8 +112,8 @@ def of_actorq(supervisor: Supervisor, sentences: Sequence[str]) -> Path:
     }
     title, spent = f"{config.algo} on {config.env}", _spent(ended, last["clock_s"])
     figures = (
-        (ages.__doc__ or "", ages(metrics[:-1] or metrics, f"{title}: age of the weights")),
-        (processes.__doc__ or "", processes(spent, f"{title}: where time went")),
+        ("", ages.__doc__ or "", ages(metrics[:-1] or metrics, f"{title}: age of the weights")),
+        ("", processes.__doc__ or "", processes(spent, f"{title}: where time went")),
     )
     return _write(folder, config, facts, sentences, [], points, metrics, *figures)
 
@@ -145,23 +145,22 @@ def _write(
     table: Sequence[tuple[str, tables.Cells]],
     points: Sequence[Fields],
     metrics: Sequence[Fields],
-    *figures: tuple[str, Figure],
+    *figures: tuple[str, str, Figure],
 ) -> Path:
-    title, path = f"{config.algo} on {config.env}", folder.path / "report.html"
+    title = f"{config.algo} on {config.env}"
     if points:
         against = {key: name for key, name in AXES.items() if key in points[0]}
         curve = learning(points, metrics, against, f"{title}: return")
-        style.save(curve, folder.path / "curve.png")
-        figures = ((RETURN, curve), *figures)
+        figures = (("curve", RETURN, curve), *figures)
     else:
         sentences = [*sentences, "No evaluation was finished, so there is no curve."]
-    text = page.render(
+    page.write(
+        folder.path,
+        figures,
         title=title,
         facts={"algorithm": config.algo, "environment": config.env, **facts, "folder": str(folder.path)},
         sentences=sentences,
         tables=table,
-        figures=figures,
         command=replace(config, resume=False).command_line(),
     )
-    write_bytes(text.encode(), path)
-    return path
+    return folder.path / "report.html"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
@@ -10,10 +11,26 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from quarl.errors import printable
+from quarl.files import write_bytes
 from quarl.machine import machine
 from quarl.report.row_schema import terms
-from quarl.report.style import INK, PAPER, to_svg
+from quarl.report.style import INK, PAPER, save, to_svg
 from quarl.report.tables import Cells
+
+
+def write(folder: Path, figures: Sequence[tuple[str, str, Figure]], **shown: Any) -> None:
+    """Write report.html and the figures' images.
+
+    Args:
+        folder: Where they are written.
+        figures: Name, caption and figure; a figure without a name has no image of its own.
+        shown: The rest of the page, as `render` takes it.
+    """
+    for name, _, figure in figures:
+        if name:
+            save(figure, folder / f"{name}.png")
+    html = render(figures=[(caption, figure) for _, caption, figure in figures], **shown)
+    write_bytes(html.encode(), folder / "report.html")
 
 
 def render(
