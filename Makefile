@@ -10,8 +10,8 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constr
 
 # Measured by a study, by `quarl bench`, or by a script in benchmarks/; the rows go into results/.
 STUDIES := ptq low-bits spread d4pg qat-bits qat-bits-falling qat-bits-long $(addprefix qat-bits-finetuned-,ppo-CartPole \
-	dqn-CartPole a2c-CartPole dqn-Acrobot ppo-LunarLander ddpg-Hopper ddpg) qat-repair mixed-precision-learning $(addprefix weight-decay-,0 1e-4 1e-3 1e-2)
-VERBS := actorq-throughput actorq-wide actorq-time-to-reward actorq-free-ratio actorq-breakdown actorq-staleness actorq-final-return mixed-precision
+	dqn-CartPole a2c-CartPole dqn-Acrobot ppo-LunarLander ddpg-Hopper ddpg) qat-repair mixed-precision-learning actorq-staleness actorq-final-return $(addprefix weight-decay-,0 1e-4 1e-3 1e-2)
+VERBS := actorq-throughput actorq-wide actorq-time-to-reward actorq-free-ratio actorq-breakdown mixed-precision
 SCRIPTS := latency actor-loop eval-speed fidelity parity qat-correctness qat-cost atari study-speed install-size verdicts gpu-actorq \
 	cluster-simulation
 BENCHES := $(addprefix bench-,$(STUDIES) auto cluster distill-pong drone kinds paper-ptq $(VERBS) $(SCRIPTS))
@@ -82,15 +82,6 @@ bench-actorq-wide: WORDS = actorq --what throughput --algo dqn --env CartPole-v1
 	--samples-per-insert 0.01 --envs-per-actor 16 --seconds 60 --rounds 2
 bench-actorq-breakdown: WORDS = actorq --what breakdown --arms torch-fp32 fp32 fp16 int8 int4 --seconds 60 \
 	--learner-dtype $(LEARNER_DTYPE) --params learning_starts:2000 buffer_size:200000
-# chosen on seed 100, which is none of those that are shown: with a rate of 3e-4 and one step nothing is learned
-bench-actorq-staleness: WORDS = actorq --what staleness --arms int8 --seeds 5 --batch-size 128 -n 100000 \
-	--params learning_rate:1e-3 learning_starts:1000 buffer_size:100000 gamma:0.98 n_steps:5 \
-	target_update_interval:640 exploration_fraction:0.1
-# runs of the time to reward stop where they first reach their target; these go on, some 1,100 updates beyond it
-bench-actorq-final-return: WORDS = actorq --what staleness --arms int8 fp32 --seeds 3 --algo d4pg \
-	--env dm_control/cartpole-balance-v0 --net-arch 2048,2048,2048 --samples-per-insert 4 --batch-size 256 \
-	--actor-update-interval 30 --publish-interval 10 --learner-dtype bf16 -n 160000 \
-	--params n_steps:20 learning_rate:3e-4 learning_starts:2000 target_update_interval:20
 bench-actorq-time-to-reward: WORDS = actorq --what time-to-reward --protocol benchmarks/actorq_protocol.json
 bench-actorq-free-ratio: WORDS = actorq --what time-to-reward --ratios free --protocol benchmarks/actorq_free.json
 bench-mixed-precision: WORDS = mixed-precision

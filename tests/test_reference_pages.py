@@ -27,8 +27,7 @@ ROOT = Path(__file__).parents[1]
 KINDS = contracts.kinds()
 STUDY = {name: f"study {name.replace('-', ' ')}" for name in ("errors", "excluded", "sweet-spots")}
 COMMANDS = {
-    **{f"actorq-{what}": {"rows": f"bench actorq {what}"} for what in ("breakdown", "staleness", "throughput")},
-    "actorq-final-return": {"rows": "bench actorq staleness"},
+    **{f"actorq-{what}": {"rows": f"bench actorq {what}"} for what in ("breakdown", "throughput")},
     "actorq-time-to-reward": {"rows": "bench actorq time-to-reward", "speedups": "bench actorq speed-up"},
     "mixed-precision-updates": {"rows": "bench mixed-precision updates"},
     "qat-bits": {"rows": "study"},

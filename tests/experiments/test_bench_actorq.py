@@ -12,6 +12,7 @@ import pytest
 
 import contracts
 from quarl.actorq.throughput_plan import Rates, Step
+from quarl.cli import main
 from quarl.config import ActorQConfig, BenchActorQConfig
 from quarl.errors import QuarlError
 from quarl.experiments.methods import actorq, actorq_reward, actorq_speedup, actorq_throughput
@@ -624,7 +625,7 @@ def test_a_wrong_protocol_is_refused_before_any_run(tmp_path, task, said):
         read(protocol(tmp_path, **task))
 
 
-@pytest.mark.parametrize(("text", "said"), [("{", "is no JSON"), (" " * 2**21, "bytes: it is no protocol")])
+@pytest.mark.parametrize(("text", "said"), [("{", "is not YAML"), (" " * 2**21, "bytes, more than the 65,536")])
 def test_a_file_that_is_no_protocol_is_refused(tmp_path, text, said):
     (tmp_path / "p.json").write_text(text)
     with pytest.raises(QuarlError, match=said):
@@ -659,8 +660,8 @@ def test_the_committed_protocol_is_sound():
         ("--protocol x.json", "belong to --what time-to-reward"),
         ("--ratios free", "--protocol, --only and --ratios belong to --what time-to-reward"),
         ("--what time-to-reward --protocol x.json --env Nope-v9", "--env is said by the protocol of time-to-reward"),
-        ("--what throughput --seeds 3", "--seeds belongs to --what staleness: drop it"),
-        ("--what staleness --warm-up 3", "--warm-up is of windows, and --what staleness trains to the end: drop it"),
+        ("--what throughput --seeds 3", "has no option --seeds"),
+        ("--what staleness --warm-up 3", "; use quarl study run studies/actorq-staleness.yml"),
         ("--publish-interval 0", "--publish-interval must be at least 1"),
         ("--what time-to-reward --protocol x.json --device cuda", "--device is said by the protocol of time-to-reward"),
         ("--what time-to-reward --protocol missing.json", "no file missing.json"),
@@ -709,3 +710,20 @@ def test_a_real_run_is_stopped_and_censored_at_its_bound():
     assert found["reached"] is None
     assert found["clock_s"] >= 0.5
     assert {"clock_s", "return", "return_quantised", "updates"} <= found["evaluations"][0].keys()
+
+
+@pytest.mark.slow
+def test_a_study_measures_the_age_of_weights(tmp_path):
+    shared = {"algo": "dqn", "env": "CartPole-v1", "source": "train", "n_timesteps": 1200}
+    intervals = {"every 10": {"actor_update_interval": 10}, "every 500": {"actor_update_interval": 500}}
+    policies = [{**shared, "name": name, "actorq": options} for name, options in intervals.items()]
+    options = {"actors": 1, "net_arch": "64,64", "samples_per_insert": 16.0, "eval_freq": 0, "publish_interval": 1}
+    method = {"method": "actorq", "precision": "int8", **options, "params": {"learning_starts": 200}}
+    study = {"episodes": 2, "policies": policies, "methods": [method]}
+    (tmp_path / "study.yml").write_text(json.dumps(study))
+    assert main(["study", "run", str(tmp_path / "study.yml"), "-o", str(tmp_path / "out")]) == 0
+    assert main(["study", "report", str(tmp_path / "out")]) == 0
+    often, seldom = json.loads((tmp_path / "out" / "actorq.json").read_text())["rows"]
+    assert (often["source"], seldom["source"]) == ("every 10", "every 500")
+    assert often["staleness_p50"] < seldom["staleness_p50"] <= seldom["staleness_p99"]
+    assert all(row["final_return"] > 0 and row["final_return_quantised"] > 0 for row in (often, seldom))

@@ -154,8 +154,10 @@ def test_actorq_cells_take_options_of_the_verb_and_on_policy_ones_are_n_a(study_
         "params": {"learning_starts": 100, "gamma": 0.9},
     }
     assert "on-policy" in ppo.na
-    both = policies.replace("n_timesteps: 900,", "n_timesteps: 900, params: {batch_size: 64, gamma: 0.8},")
+    both = policies.replace("n_timesteps: 900,", "name: mine, n_timesteps: 900,")
+    both = both.replace("n_timesteps: 900,", "n_timesteps: 900, params: {batch_size: 64, gamma: 0.8},")
     named = cells(study_file(both, method.replace("actors: 1,", "actors: 1, batch_size: 128,")))[0]
+    assert (dqn.source, named.source) == ("actorq", "mine")
     assert named.work["options"]["batch_size"] == 128  # what is said of actorq goes before what is of all trainings
     assert named.work["options"]["params"] == {"learning_starts": 100, "gamma": 0.9}
     with pytest.raises(QuarlError, match="unknown key 'actor' of actorq; did you mean 'actors'"):

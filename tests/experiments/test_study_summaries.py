@@ -200,6 +200,15 @@ def test_trainings_of_two_policies_are_no_seeds_of_one():
     assert [(row["source"], row["seeds"]) for row in rows] == [("zoo:sb3", 2), ("train", 2)]
 
 
+def test_facts_of_trainings_are_means_over_the_seeds_that_have_them():
+    records = [run("int8", seed, 100.0, None) for seed in range(3)]
+    for record, age in zip(records, (4.0, 7.0), strict=False):
+        record.result.update(staleness_p50=age, final_return_quantised=10 * age)
+    (row,) = checked(ActorQRow, summaries.actorq(records))
+    assert (row["staleness_p50"], row["final_return_quantised"]) == (5.5, 55.0)
+    assert row["staleness_p99"] is row["final_return"] is None
+
+
 def test_a_baseline_that_never_reached_the_target_bounds_the_speed_up():
     exact, eight = checked(ActorQRow, summaries.actorq([run("fp32", 0, 100.0, None), run("int8", 0, 60.0, 50.0)]))
     assert (eight["speedup"], eight["at_least"], exact["reached"]) == (2.0, True, 0)

@@ -96,27 +96,6 @@ BREAKDOWN = [
     for interval in (30, 300)
     for precision, engine, inference in (("fp32", "torch", 1300.0), ("int8", "litert", 90.0))
 ]
-STALENESS = [
-    {
-        "task": "CartPole-v1",
-        "algo": "dqn",
-        "precision": "int8",
-        "engine": "litert",
-        "actor_update_interval": interval,
-        "publish_interval": 1,
-        "samples_per_insert": 4.0,
-        "net_arch": "256,256",
-        "seed": seed,
-        "staleness_p50": float(interval),
-        "staleness_p99": None,
-        "env_steps": 1000,
-        "updates": 100,
-        "final_return": 500.0 - interval + seed,
-        "final_return_quantised": 490.0,
-    }
-    for interval in (10, 100)
-    for seed in (0, 2)
-]
 
 
 def bars(axes):
@@ -278,29 +257,12 @@ def test_the_breakdown_stacks_all_parts_but_the_waits():
     assert labels[1::2] == ["int8\npolicy 64,64\n4 per insert", "int8\npolicy 2048,2048\n0.5 per insert"]
 
 
-def test_staleness_shows_means_over_seeds_and_every_run():
-    left, right = actorq_figures.staleness(STALENESS, "").axes
-    assert list(left.lines[0].get_ydata()) == [491.0, 401.0]
-    assert list(left.lines[1].get_ydata()) == [490.0, 492.0, 400.0, 402.0]
-    assert right.containers[0][0].get_ydata().tolist() == [10.0, 100.0]
-
-
-def test_staleness_of_other_policies_and_ratios_is_drawn_apart():
-    other = [row | {"samples_per_insert": 1.0, "final_return": 100.0} for row in STALENESS]
-    left, right = actorq_figures.staleness([*STALENESS, *other], "").axes
-    assert [line.get_label() for line in left.lines[::2]] == ["int8\n4 per insert", "int8\n1 per insert"]
-    assert [list(line.get_ydata()) for line in left.lines[::2]] == [[491.0, 401.0], [100.0, 100.0]]
-    assert len({line.get_linestyle() for line in left.lines[::2]}) == 2
-    assert len(right.containers) == 2
-
-
 @pytest.mark.parametrize(
     ("command", "rows", "shown"),
     [
         ("bench actorq throughput", RATES, ["torch fp32", "policy 64,64", "actors: 1"]),
         ("bench actorq time-to-reward", REWARDS, ["> 160", "derived", "–"]),
         ("bench actorq breakdown", BREAKDOWN, ["30 steps", "300 steps", "1300"]),
-        ("bench actorq staleness", STALENESS, ["CartPole-v1", "policy 256,256", "10 steps"]),
     ],
 )
 def test_every_row_can_be_printed(command, rows, shown):

@@ -12,7 +12,6 @@ from quarl import energy
 from quarl.commands import terminal
 from quarl.config import BenchActorQConfig, MixedPrecisionConfig
 from quarl.envs import resolve
-from quarl.experiments.methods.actorq import StalenessRow, staleness
 from quarl.experiments.methods.actorq_protocol import Protocol, read
 from quarl.experiments.methods.actorq_reward import RewardRow, choices_in_words, time_to_reward
 from quarl.experiments.methods.actorq_speedup import SpeedupRow, speedups
@@ -31,14 +30,12 @@ TITLES: Mapping[type[Row], str] = {
     ThroughputRow: "Throughput of training",
     RewardRow: "Time to reward",
     BreakdownRow: "Milliseconds of 1,000 environment steps",
-    StalenessRow: "Return against the age of weights",
     SpeedupRow: "Speed-up",
     UpdatesRow: "An update of DQN on images",
 }
 WATCHED: Mapping[str, tuple[type[Row], Callable[..., Sequence[Row]], Callable[..., Figure]]] = {
     "throughput": (ThroughputRow, throughput, actorq_figures.throughput),
     "breakdown": (BreakdownRow, breakdown, actorq_figures.breakdown),
-    "staleness": (StalenessRow, staleness, actorq_figures.staleness),
 }
 """Of runs without a protocol."""
 

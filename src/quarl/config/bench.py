@@ -19,17 +19,19 @@ from quarl.config.model import check_paths
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.quant.spec import Mode, QuantSpec
 
-What = Literal["throughput", "time-to-reward", "breakdown", "staleness"]
+What = Literal["throughput", "time-to-reward", "breakdown"]
 BESIDE_PROTOCOLS = ("what", "protocol", "only", "ratios", "minutes", "output", *ASIDE)
 """Options of `quarl bench actorq` that time to reward has; its protocol says all others."""
-OF_RUNS = ("actors", "envs_per_actor", "batch_size", "params", "learner_dtype", "learner_threads", "device", "output")
+OF_RUNS = (
+    *("algo", "env", "actors", "envs_per_actor", "batch_size", "params", "learner_dtype", "learner_threads", "device"),
+    "output",
+)
 """Those that its runs have under the same names."""
-RATIOS = {"throughput": (0.01, 0.5, 1.0, 4.0), "breakdown": (4.0,), "staleness": (4.0,)}
-INTERVALS = {"throughput": (30,), "breakdown": (30, 300), "staleness": (10, 100, 1_000, 10_000)}
-PUBLISH_INTERVAL = {"throughput": 10, "breakdown": 1, "staleness": 1}
+RATIOS = {"throughput": (0.01, 0.5, 1.0, 4.0), "breakdown": (4.0,)}
+INTERVALS = {"throughput": (30,), "breakdown": (30, 300)}
+PUBLISH_INTERVAL = {"throughput": 10, "breakdown": 1}
 ENDLESS = 10**9
-"""Steps of a run that is watched for a window, and between checkpoints that nobody needs; the bound of staleness where
-staleness is what is measured."""
+"""Steps of a run that is watched for a window, and between checkpoints that nobody needs."""
 
 
 def split_arm(arm: str) -> tuple[str, str]:
@@ -93,7 +95,7 @@ class LatencyConfig(MeteredConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchActorQConfig(EnvironmentConfig, MeteredConfig):
-    """Training with actors of several precisions: throughput, time to reward, where time goes, age of weights.
+    """Training with actors of several precisions: throughput, time to reward, where time goes.
 
     The output folder keeps finished cells: the same command again goes on where the last one stopped.
     """
@@ -113,23 +115,19 @@ class BenchActorQConfig(EnvironmentConfig, MeteredConfig):
     """With this much time spent no new cell is begun; the same command goes on later."""
     arms: Annotated[tuple[str, ...], shown("ARM ..."), QUANTISATION] = ("torch-fp32", "fp32", "int8", "int4")
     """Actors to compare: fp32, fp16, int8 ... int2 on LiteRT, or torch-fp32."""
-    algo: Annotated[str, shown("NAME", default="d4pg; staleness: dqn"), TRAINING] = ""
+    algo: Annotated[str, shown("NAME"), TRAINING] = "d4pg"
     """Off-policy learner."""
-    env: Annotated[str, shown("ID", default="dm_control/cheetah-run-v0; staleness: CartPole-v1"), ENVIRONMENT] = ""
+    env: Annotated[str, shown("ID"), ENVIRONMENT] = "dm_control/cheetah-run-v0"
     """Gymnasium id."""
     samples_per_insert: Annotated[
-        tuple[float, ...], shown("X ...", default="0.01 0.5 1 4; breakdown, staleness: 4"), TRAINING
+        tuple[float, ...], shown("X ...", default="0.01 0.5 1 4; breakdown: 4"), TRAINING
     ] = ()
     """Samples of replay for every environment step; 0.01 shows the actors alone, their learner only receives."""
-    net_arch: Annotated[
-        tuple[str, ...], shown("W,W,... ...", default="2048,2048,2048; staleness: 256,256"), TRAINING
-    ] = ()
+    net_arch: Annotated[tuple[str, ...], shown("W,W,... ..."), TRAINING] = ("2048,2048,2048",)
     """Hidden layers of the policy."""
-    actor_update_interval: Annotated[
-        tuple[int, ...], shown("N ...", default="30; breakdown: 30 300; staleness: 10 100 1000 10000"), ADVANCED
-    ] = ()
+    actor_update_interval: Annotated[tuple[int, ...], shown("N ...", default="30; breakdown: 30 300"), ADVANCED] = ()
     """Environment steps of an actor between two looks for newer weights; throughput takes the first."""
-    publish_interval: Annotated[int | None, shown("N", default="10; breakdown, staleness: 1"), ADVANCED] = None
+    publish_interval: Annotated[int | None, shown("N", default="10; breakdown: 1"), ADVANCED] = None
     """Learner updates between two pushes of weights."""
     actors: int = 1
     """Actor processes."""
@@ -151,10 +149,6 @@ class BenchActorQConfig(EnvironmentConfig, MeteredConfig):
     """Seconds of training with policy actions before the window."""
     rounds: Annotated[int, ADVANCED] = 1
     """Windows of each cell, the arms taking turns."""
-    n_timesteps: Annotated[int, shown(None, "-n"), TRAINING] = 100_000
-    """Environment steps of a training run of staleness."""
-    seeds: Annotated[int, TRAINING] = 1
-    """Training runs of each cell of staleness."""
     seed: int = 0
     """Seed of the first run."""
     output: Output = Path("quarl-bench-actorq")
@@ -162,7 +156,7 @@ class BenchActorQConfig(EnvironmentConfig, MeteredConfig):
 
     def check(self) -> None:
         super().check()
-        counts = ("actors", "rounds", "seeds", "n_timesteps", "publish_interval")
+        counts = ("actors", "rounds", "publish_interval")
         at_least_one(**{name: getattr(self, name) for name in counts})
         if not self.seconds > 0 or not self.warm_up >= 0 or not self.minutes > 0:
             raise QuarlError("--seconds and --minutes must be above 0, --warm-up must not be negative")
@@ -172,10 +166,6 @@ class BenchActorQConfig(EnvironmentConfig, MeteredConfig):
             names = [field.name for field in fields(self) if field.name not in BESIDE_PROTOCOLS]
             self.refuse(names, "is said by the protocol of time-to-reward")
             return
-        if self.what == "staleness":
-            self.refuse(("seconds", "warm_up", "rounds"), "is of windows, and --what staleness trains to the end")
-        else:
-            self.refuse(("seeds", "n_timesteps"), "belongs to --what staleness")
         if self.protocol is not None or self.only or self.ratios != "fixed":
             raise QuarlError("--protocol, --only and --ratios belong to --what time-to-reward")
         if not self.arms:
@@ -184,17 +174,13 @@ class BenchActorQConfig(EnvironmentConfig, MeteredConfig):
             run.check()
 
     def runs(self, arms: Sequence[str] | None = None, seed: int | None = None) -> Iterator[ActorQConfig]:
-        """The training run of each cell of one round or seed, without end and evaluations except for staleness.
+        """Yield the training run of each cell of one round, without end and evaluations.
 
         arms: all of them, in another order, or some. seed: in place of the first.
         """
-        trains = self.what == "staleness"
         shared: dict[str, Any] = {
-            "algo": self.algo or ("dqn" if trains else "d4pg"),
-            "env": self.env or ("CartPole-v1" if trains else "dm_control/cheetah-run-v0"),
-            "n_timesteps": self.n_timesteps if trains else ENDLESS,
+            "n_timesteps": ENDLESS,
             "publish_interval": self.publish_interval or PUBLISH_INTERVAL[self.what],
-            "max_staleness": ENDLESS if trains else ActorQConfig.max_staleness,
             "eval_freq": 0,
             "save_freq": ENDLESS,
             "save_replay_buffer": False,
@@ -204,12 +190,13 @@ class BenchActorQConfig(EnvironmentConfig, MeteredConfig):
             **{name: getattr(self, name) for name in OF_RUNS},
             **self.environment_options(),
         }
-        networks = self.net_arch or (("256,256",) if trains else ("2048,2048,2048",))
         ratios = self.samples_per_insert or RATIOS[self.what]
         intervals = self.actor_update_interval or INTERVALS[self.what]
         intervals = intervals[:1] if self.what == "throughput" else intervals
         names = ("net_arch", "samples_per_insert", "actor_precision", "engine", "actor_update_interval")
-        for network, ratio, arm, interval in product(networks, ratios, self.arms if arms is None else arms, intervals):
+        for network, ratio, arm, interval in product(
+            self.net_arch, ratios, self.arms if arms is None else arms, intervals
+        ):
             told: dict[str, Any] = dict(zip(names, (network, ratio, *split_arm(arm), interval), strict=True))
             yield ActorQConfig(**told, **shared)
 

@@ -48,6 +48,8 @@ COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
 }
 """Options of RL Zoo's scripts and former ones, with their replacements: the first name that the verb has, or words
 without a name."""
+MOVED = {"staleness": "; use quarl study run studies/actorq-staleness.yml"}
+"""Former values of options: the end of the message that refuses them."""
 NUMBERS = ConstructorRegistry()
 """How words become numbers."""
 
@@ -72,7 +74,8 @@ def parse(words: Sequence[str]) -> Config:
     except SystemExit as end:
         if not end.code:
             raise
-        raise QuarlError(f"{_sentence(said.getvalue())}; {help_}") from None
+        meant = next((MOVED[word] for word in words if word in MOVED), "")
+        raise QuarlError(f"{_sentence(said.getvalue())}{meant}; {help_}") from None
     config: Config = parsed if isinstance(parsed, Config) else parsed.chosen
     if left:
         raise QuarlError(f"{config.verb} {_unknown(config, left, words)}; {help_}")

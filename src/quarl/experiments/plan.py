@@ -259,7 +259,7 @@ def _actorq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
     not from RL Zoo's tuned ones.
     """
     entry = policy.entry
-    about = {**policy.about, "source": ACTORQ}
+    about = {**policy.about, "source": entry.name or ACTORQ}
     options: dict[str, Any] = {"n_timesteps": entry.n_timesteps} if entry.n_timesteps is not None else {}
     options |= {**method.options, **entry.actorq}
     shared = {name: value for name, value in entry.params.items() if name not in options}  # of all its trainings

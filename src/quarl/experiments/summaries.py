@@ -25,6 +25,8 @@ from quarl.stats import as_fields
 FP16, INT8 = "fp16", "int8"
 MEAN = "mean"
 """Stands for the environment in the row of an algorithm's mean."""
+MEANS = ("staleness_p50", "staleness_p99", "final_return", "final_return_quantised")
+"""Facts of an ActorQ training that its row averages over the seeds."""
 Grid = tuple[str, str]
 """Scheme and mode."""
 
@@ -235,9 +237,16 @@ def actorq(records: Sequence[Record]) -> list[ActorQRow]:
                 seconds=stats.geometric_mean([_seconds(fact) for fact in facts]),
                 speedup=faster,
                 at_least=any(exact["reached_s"] is None for exact, _ in against) if faster is not None else None,
+                **_means(facts),
             )
         )
     return rows
+
+
+def _means(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the mean of each of MEANS over the seeds that have it; cells of older versions do not."""
+    known = {name: [fact[name] for fact in facts if fact.get(name) is not None] for name in MEANS}
+    return {name: float(np.mean(values)) if values else None for name, values in known.items()}
 
 
 def _seconds(fact: Mapping[str, Any]) -> float:

@@ -155,6 +155,13 @@ class ActorQRow(AgentName, Row):
     speedup: Annotated[float | None, Column("× fp32", _speedup, of=("speedup", "at_least"))]
     at_least: bool | None
     """Whether a run with fp32 actors was stopped short of the target: the true speed-up is larger."""
+    staleness_p50: Annotated[float | None, Column("age p50", formats.three_digits, optional=True)]
+    """Updates between the weights behind a step and the learner that takes it in; the mean over seeds, as the rest."""
+    staleness_p99: Annotated[float | None, Column("p99", formats.three_digits, optional=True)]
+    final_return: Annotated[float | None, Column("last", formats.number, optional=True)]
+    """Return of the learner's policy in the last evaluation of a training."""
+    final_return_quantised: Annotated[float | None, Column("quantized", formats.number, optional=True)]
+    """The same of the actors' policy."""
 
 
 def _reached(reached: int, seeds: int, target: float | None) -> str:

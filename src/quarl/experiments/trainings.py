@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -92,8 +93,7 @@ def run_actorq(job: Job) -> dict[str, Any]:
     else:
         shutil.rmtree(job.folder, ignore_errors=True)  # it was killed before there was anything to go on from
     supervisor = Supervisor(chosen(config, _print), _print)
-    for _ in supervisor.run():
-        pass
+    metrics = deque(supervisor.run(), maxlen=1)
     ended, row = supervisor.result, supervisor.result.row
     if ended.exit_code > SIGNALLED:
         raise SystemExit(ended.exit_code)
@@ -103,6 +103,9 @@ def run_actorq(job: Job) -> dict[str, Any]:
     assert isinstance(policy, QuantizedPolicy)
     assert row is not None
     facts = {name: row[name] for name in ("clock_s", "reached_s", "updates")}
+    facts |= {name: metrics[-1][name] for name in ("staleness_p50", "staleness_p99")}
+    last: Mapping[str, Any] = next(reversed(supervisor.evaluator.entries), {})
+    facts |= {f"final_{name}": last.get(name) for name in ("return", "return_quantised")}
     return {**_played(job, policy), **facts, "target": config.target, "trained_steps": row["timesteps"]}
 
 

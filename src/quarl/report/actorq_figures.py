@@ -1,8 +1,7 @@
-"""Figures of ActorQ: throughput, where an actor's time goes, the age of weights; an arm has its colour in all."""
+"""Figures of ActorQ: throughput and where an actor's time goes; an arm has its color in both."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 
@@ -14,13 +13,12 @@ from matplotlib.ticker import LogLocator
 from quarl import formats
 from quarl.arrays import Array
 from quarl.report import style
-from quarl.report.figures import thinned, whiskers
+from quarl.report.figures import thinned
 from quarl.report.schema import Fields
 from quarl.rows import by
 
 ORDER = ("torch fp32", "fp32", "fp16", "int8", "int7", "int6", "int5", "int4", "int3", "int2")
 """Arms from slow to fast; an arm has its colour in every figure."""
-LINES = ("-", "--", ":", "-.")
 PARTS = {
     "inference_ms": "inference",
     "environment_ms": "environment",
@@ -179,33 +177,4 @@ def ages(rows: Sequence[Fields], title: str) -> Figure:
         axes.legend()
         style.plain(axes.yaxis, "{x:,.10g}")
         style.plain(axes.xaxis, "{x:,.10g}")
-    return drawn
-
-
-@style.look()
-def staleness(rows: Sequence[Fields], title: str) -> Figure:
-    """Final return (a point a run) and age of the weights (median, whisker to p99) against the update interval."""
-    drawn, (left, right) = style.panels(2, title, height=2.9, columns=2)
-    lines_of: Counter[str] = Counter()
-    for name, members in by(sorted(rows, key=lambda row: rank(arm(row))), names(rows)).items():
-        line, shade = LINES[lines_of[arm(members[0])] % len(LINES)], colour(arm(members[0]))
-        lines_of[arm(members[0])] += 1
-        intervals = by(sorted(members, key=itemgetter("actor_update_interval")), itemgetter("actor_update_interval"))
-        means = [
-            {
-                key: np.mean([row[key] or 0.0 for row in runs])
-                for key in ("final_return", "staleness_p50", "staleness_p99")
-            }
-            for runs in intervals.values()
-        ]
-        left.plot([*intervals], [row["final_return"] for row in means], line, color=shade, label=name)
-        x, y = zip(*((row["actor_update_interval"], row["final_return"]) for row in members), strict=True)
-        left.plot(x, y, ".", color=shade)
-        middle, ends = whiskers(means, "staleness_p50", "staleness_p50", "staleness_p99")
-        right.errorbar([*intervals], middle, ends, fmt=line, color=shade, capsize=3, elinewidth=1.2, label=name)
-    for axes, label in ((left, "final return"), (right, "age of weights, updates")):
-        axes.set_xscale("log")
-        style.plain(axes.xaxis, "{x:,.0f}")
-        axes.set(xlabel="steps between two looks for weights", ylabel=label)
-    left.legend()
     return drawn

@@ -1,4 +1,4 @@
-"""Cells of the ActorQ measurements: real runs, watched for a window or to their end; what the age of weights costs."""
+"""Cells of the ActorQ measurements: real runs, watched for a window or to their end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from quarl import formats
 from quarl.actorq.counters import CLASSES, Counters, Learner
 from quarl.actorq.supervisor import Supervisor
 from quarl.arrays import Array
@@ -23,7 +22,7 @@ from quarl.errors import QuarlError
 from quarl.experiments.methods.cells import Cell, Cells, Say, turned
 from quarl.files import temporary_folder
 from quarl.processes.signals import SIGNALLED
-from quarl.rows import RATIO, ActorPrecision, Column, Row, Seed, Updates
+from quarl.rows import RATIO, ActorPrecision, Column, Row
 
 HISTOGRAMS = ("staleness", "latency_ms", "blocked_ms")
 """Of the counters: ages in updates, milliseconds, tenths of a millisecond."""
@@ -50,25 +49,6 @@ ARM = ("samples_per_insert", "net_arch")
 """Options of a run that an ArmRow holds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StalenessRow(ArmRow):
-    """One training run."""
-
-    command = "bench actorq staleness"
-    task: Annotated[str, Column("task", caption="{}", before="net_arch")]
-    algo: str
-    actor_update_interval: Annotated[int, Column("weights every", "{} steps".format)]
-    publish_interval: int
-    seed: Seed
-    staleness_p50: Annotated[float | None, Column("age p50", formats.three_digits)]
-    """Updates between the weights behind a step and the learner that takes it in."""
-    staleness_p99: Annotated[float | None, Column("p99", formats.three_digits)]
-    env_steps: int
-    updates: Updates
-    final_return: Annotated[float, Column("final return", formats.number)]
-    final_return_quantised: Annotated[float, Column("quantised", formats.number)]
-
-
 def settings_of(config: ActorQConfig, **more: Any) -> dict[str, Any]:
     """What a cell depends on: the run's configuration and `more`."""
     return {key: value for key, value in asdict(config).items() if key not in ELSEWHERE} | more
@@ -81,40 +61,18 @@ def described(config: ActorQConfig, *names: str) -> dict[str, Any]:
 
 
 def measured(config: BenchActorQConfig, cells: Cells) -> Iterator[tuple[ActorQConfig, Cell]]:
-    """The runs whose cells are there, in the order in which they are measured: rounds, in which the arms of windows
-    take turns, or seeds outside, so that early ones show all arms and settings."""
-    trains = config.what == "staleness"
-    window = {} if trains else {"warm_up": config.warm_up, "seconds": config.seconds}
-    for number in range(config.seeds if trains else config.rounds):
-        arms = config.arms if trains else turned(config.arms, number)
-        for run in config.runs(arms, config.seed + number):
+    """Yield the runs whose cells are there, by rounds in which the arms take turns."""
+    window = {"warm_up": config.warm_up, "seconds": config.seconds}
+    for number in range(config.rounds):
+        for run in config.runs(turned(config.arms, number), config.seed + number):
             # names and settings find the cells of runs that were stopped
             arm = run.actor_precision if run.engine == "litert" else f"{run.engine}-{run.actor_precision}"
             network = str(run.net_arch).replace(",", "x")
-            about = f"{arm}-spi{run.samples_per_insert:g}-{network}-every{run.actor_update_interval}"
-            name = f"{about}-seed{run.seed}" if trains else f"{about}-{number}"
-            measure = partial(train if trains else watch, run, **window, say=cells.say, meter=cells.meter)
-            cell = cells.get(name, settings_of(run, **window), measure, group=None if trains else "throughput")
+            name = f"{arm}-spi{run.samples_per_insert:g}-{network}-every{run.actor_update_interval}-{number}"
+            measure = partial(watch, run, **window, say=cells.say, meter=cells.meter)
+            cell = cells.get(name, settings_of(run, **window), measure, group="throughput")
             if cell is not None:
                 yield run, cell
-
-
-def staleness(config: BenchActorQConfig, cells: Cells) -> list[StalenessRow]:
-    """A row for every training run that is there."""
-    rows = []
-    for run, cell in measured(config, cells):
-        final = cell["evaluations"][-1]
-        rows.append(
-            StalenessRow(
-                task=run.env,
-                **described(run, *ARM, "algo", "actor_update_interval", "publish_interval", "seed"),
-                **{name: cell[name] for name in ("staleness_p50", "staleness_p99", "updates")},
-                env_steps=cell["timesteps"],
-                final_return=final["return"],
-                final_return_quantised=final["return_quantised"],
-            )
-        )
-    return rows
 
 
 def watch(config: ActorQConfig, *, warm_up: float, seconds: float, say: Say, meter: Meter = OFF) -> Cell:
