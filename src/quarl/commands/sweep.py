@@ -6,6 +6,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from quarl import energy
 from quarl.algorithms import tuned
 from quarl.commands import study, study_report, terminal
@@ -15,8 +17,11 @@ from quarl.config.train import QAT_OPTIONS
 from quarl.envs import resolve
 from quarl.envs.names import is_atari
 from quarl.envs.options import EnvironmentOptions
+from quarl.experiments import file
 from quarl.experiments.cells import DISTILL, DONE, FP32, PTQ, QAT, TRAIN
-from quarl.experiments.runner import UNBOUNDED, entry_of, given, measure_document
+from quarl.experiments.plan import plan
+from quarl.experiments.runner import measure
+from quarl.files import locked, write_bytes
 from quarl.processes.signals import SIGNALLED
 from quarl.readers import find
 from quarl.readers.load import read
@@ -30,16 +35,24 @@ from quarl.runs.train import Training
 def run(config: SweepConfig) -> int:
     """Write the study, measure its missing cells within the time, report the finished ones; return the exit code."""
     document = study_document(check(config))
-    with energy.meter(config) as meter:
-        measured = measure_document(
-            config.output, document, config.env, terminal.progress, jobs=config.jobs, minutes=config.minutes
-        )
+    with energy.meter(config) as meter, locked(config.output):
+        path = config.output / "study.yml"
+        write_bytes(yaml.safe_dump(document, sort_keys=False).encode(), path)
+        asked = file.read(str(path))
+        cells = plan(asked, env_module=config.env.rpartition(":")[0] or None)
+        options: dict[str, Any] = {"jobs": config.jobs, "minutes": config.minutes, "retry_failed": True}
+        measured = measure(config.output, asked, cells, cells, terminal.progress, **options)
     if (code := study.ended(measured, config)) <= SIGNALLED:
         if any(record.state == DONE and record.method != TRAIN for record in measured.records):
             study_report.make(config.output, config.command_line())
         about = schema.Told(algo=config.algo, env_id=config.env, seed=config.seed, energy=meter.cost)
-        study.show(config, document["name"], config.margin, measured.records, **about)
+        study.show(config, asked.name, config.margin, measured.records, **about)
     return code
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that have a value."""
+    return {name: value for name, value in options.items() if value not in (None, {}, [])}
 
 
 def check(config: SweepConfig) -> SweepConfig:
@@ -74,9 +87,21 @@ def length(config: SweepConfig) -> int:
 def study_document(config: SweepConfig) -> dict[str, Any]:
     """The study file of a sweep that `check` has completed."""
     agent = config.trained_agent
-    entry = entry_of(config.training(config.seed, None, config.n_timesteps, config.output), ("eval_freq", "threads"))
-    if agent is not None:
-        entry |= {"source": f"file:{agent}", **given({"normalize": config.normalize})}
+    training = config.training(config.seed, None, config.n_timesteps, config.output)
+    environment = {**config.environment_options(), "env_kwargs": config.environment()["env_kwargs"]}
+    entry = _given(
+        {
+            "algo": config.algo,
+            "env": resolve(config.env, trusted=True).rpartition(":")[2],
+            "source": TRAIN if agent is None else f"file:{agent}",
+            "n_timesteps": config.n_timesteps,
+            "params": dict(word.split(":", 1) for word in config.params),
+            "train": {"eval_freq": training.eval_freq, "threads": training.threads},
+            "normalize": None if agent is None else config.normalize,
+            "deterministic": True,
+            **{name: list(value) if isinstance(value, tuple) else value for name, value in environment.items()},
+        }
+    )
     said = {field.name: getattr(config, field.name) for field in fields(config) if field.name in QAT_OPTIONS}
     # with the removed option, cells keep the names under which earlier sweeps have measured them
     options = {"qat_ranges": REMOVED["qat_ranges"]} | {
@@ -84,7 +109,7 @@ def study_document(config: SweepConfig) -> dict[str, Any]:
     }
     more = {PTQ: {}, DISTILL: {}, QAT: {"fine_tune": None if agent is None else 1.0, **options}}
     methods = [
-        given({"method": name, "precision": [*map(config.precision, config.bits)], "edge_bits": "same", **more[name]})
+        _given({"method": name, "precision": [*map(config.precision, config.bits)], "edge_bits": "same", **more[name]})
         for name in more
         if name in config.methods
     ]
@@ -93,7 +118,7 @@ def study_document(config: SweepConfig) -> dict[str, Any]:
         "episodes": config.episodes,
         "margin": config.margin,
         "seeds": list(range(config.seed, config.seed + config.seeds)),
-        "limits": UNBOUNDED,
+        "limits": {"minutes": 10**6, "memory_gb": 10**6},
         "policies": [entry],
         "methods": [{"method": FP32}, *methods],
     }

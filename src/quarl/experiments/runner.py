@@ -15,20 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from quarl import __version__
-from quarl.config import TrainConfig
-from quarl.envs import resolve
 from quarl.errors import QuarlError
-from quarl.experiments import file
 from quarl.experiments.cells import ACTORQ, DONE, FAILED, FP32, PTQ, RUNNING, TODO, TRAIN, Cell, Job
 from quarl.experiments.file import Study
-from quarl.experiments.plan import plan
 from quarl.experiments.play import make_worker, preload
 from quarl.experiments.store import Record, Store
 from quarl.experiments.trainings import WORK
-from quarl.files import locked, write_bytes
 from quarl.processes.inside import Result
 from quarl.processes.pool import Bounds, Ended, LocalPool, Pool
 from quarl.processes.signals import Interrupts
@@ -42,8 +35,6 @@ PLAYED = (FP32, PTQ)
 TICK_S = 0.2
 LOG = "study.log"
 """In the study's folder: what its processes print."""
-UNBOUNDED = {"minutes": 10**6, "memory_gb": 10**6}
-"""Of a cell: trainings take as long as they take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,49 +82,6 @@ def measure(
         keys = {cell.key for cell in chosen}
         records = [record for record in store.records() if record.key in keys]
         return Measured(records=records, left=runner.left, signal=signal)
-
-
-def measure_document(
-    folder: Path,
-    document: Mapping[str, Any],
-    env: str,
-    progress: Callable[[int], AbstractContextManager[Progress]],
-    *,
-    jobs: int,
-    minutes: float,
-) -> Measured:
-    """Measures what is missing of a study that a verb has made, and tries again what has failed; study.yml keeps it.
-
-    env: as the user typed it, with the module that registers it where there is one.
-    """
-    with locked(folder):
-        path = folder / "study.yml"
-        write_bytes(yaml.safe_dump(document, sort_keys=False).encode(), path)
-        study = file.read(str(path))
-        cells = plan(study, env_module=env.rpartition(":")[0] or None)
-        return measure(folder, study, cells, cells, progress, jobs=jobs, minutes=minutes, retry_failed=True)
-
-
-def entry_of(config: TrainConfig, names: Sequence[str]) -> dict[str, Any]:
-    """The training as the policy of a study, with these of its options; a list or None stands where nothing is said."""
-    world = {**config.environment_options(), "env_kwargs": config.environment()["env_kwargs"]}
-    return given(
-        {
-            "algo": config.algo,
-            "env": resolve(config.env, trusted=True).rpartition(":")[2],
-            "source": TRAIN,
-            "n_timesteps": config.n_timesteps,
-            "params": dict(word.split(":", 1) for word in config.params),
-            "train": given({name: getattr(config, name) for name in names}),
-            "deterministic": True,
-            **{name: list(value) if isinstance(value, tuple) else value for name, value in world.items()},
-        }
-    )
-
-
-def given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that say something."""
-    return {name: value for name, value in options.items() if value not in (None, {}, [])}
 
 
 def _lost(folder: Path, store: Store, cells: Sequence[Cell]) -> list[str]:
