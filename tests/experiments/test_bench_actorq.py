@@ -15,7 +15,7 @@ from quarl.actorq.throughput_plan import Rates, Step
 from quarl.cli import main
 from quarl.config import ActorQConfig, BenchActorQConfig
 from quarl.errors import QuarlError
-from quarl.experiments.methods import actorq, actorq_reward, actorq_speedup, actorq_throughput
+from quarl.experiments.methods import actorq_reward, actorq_speedup, actorq_throughput
 from quarl.experiments.methods.actorq import ADDED, settings_of, train, watch
 from quarl.experiments.methods.actorq_protocol import Choice, read
 from quarl.experiments.methods.actorq_reward import time_to_reward
@@ -124,7 +124,7 @@ def made_up(monkeypatch):
         asked.append((config.engine, config.actor_precision, config.samples_per_insert, config.seed))
         return window(config, **options)
 
-    monkeypatch.setattr(actorq, "watch", record)
+    monkeypatch.setattr(actorq_throughput, "watch", record)
     monkeypatch.setattr(actorq_throughput.plan, "measure", measured)
     return asked
 

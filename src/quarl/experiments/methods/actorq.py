@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from typing import Annotated, Any
+from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 
@@ -16,13 +15,11 @@ from quarl.actorq.supervisor import Supervisor
 from quarl.arrays import Array
 from quarl.config import ActorQConfig
 from quarl.config.base import ASIDE
-from quarl.config.bench import BenchActorQConfig
 from quarl.energy import OFF, Meter
 from quarl.errors import QuarlError
-from quarl.experiments.methods.cells import Cell, Cells, Say, turned
+from quarl.experiments.methods.cells import Cell, Say
 from quarl.files import temporary_folder
 from quarl.processes.signals import SIGNALLED
-from quarl.rows import RATIO, ActorPrecision, Column, Row
 
 HISTOGRAMS = ("staleness", "latency_ms", "blocked_ms")
 """Of the counters: ages in updates, milliseconds, tenths of a millisecond."""
@@ -35,20 +32,6 @@ ELSEWHERE = ("output", "resume", "plan", *ASIDE)
 """Options that a cell does not depend on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmRow(Row):
-    """What rows of runs that differ in their actors begin with."""
-
-    precision: ActorPrecision
-    engine: str
-    samples_per_insert: Annotated[float, replace(RATIO, before="precision")]
-    net_arch: Annotated[str, Column("policy", caption="policy {}", before="samples_per_insert")]
-
-
-ARM = ("samples_per_insert", "net_arch")
-"""Options of a run that an ArmRow holds."""
-
-
 def settings_of(config: ActorQConfig, **more: Any) -> dict[str, Any]:
     """What a cell depends on: the run's configuration and `more`."""
     return {key: value for key, value in asdict(config).items() if key not in ELSEWHERE} | more
@@ -58,21 +41,6 @@ def described(config: ActorQConfig, *names: str) -> dict[str, Any]:
     """Precision and engine of a run's actors, as a row has them, and the run's options of these names."""
     arm = {"precision": config.actor_precision, "engine": config.engine}
     return arm | {name: getattr(config, name) for name in names}
-
-
-def measured(config: BenchActorQConfig, cells: Cells) -> Iterator[tuple[ActorQConfig, Cell]]:
-    """Yield the runs whose cells are there, by rounds in which the arms take turns."""
-    window = {"warm_up": config.warm_up, "seconds": config.seconds}
-    for number in range(config.rounds):
-        for run in config.runs(turned(config.arms, number), config.seed + number):
-            # names and settings find the cells of runs that were stopped
-            arm = run.actor_precision if run.engine == "litert" else f"{run.engine}-{run.actor_precision}"
-            network = str(run.net_arch).replace(",", "x")
-            name = f"{arm}-spi{run.samples_per_insert:g}-{network}-every{run.actor_update_interval}-{number}"
-            measure = partial(watch, run, **window, say=cells.say, meter=cells.meter)
-            cell = cells.get(name, settings_of(run, **window), measure, group="throughput")
-            if cell is not None:
-                yield run, cell
 
 
 def watch(config: ActorQConfig, *, warm_up: float, seconds: float, say: Say, meter: Meter = OFF) -> Cell:

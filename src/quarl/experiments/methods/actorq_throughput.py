@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from operator import attrgetter
 from typing import Annotated, Any
 
@@ -15,9 +16,9 @@ from quarl.actorq.counters import overhead_s, percentile
 from quarl.arrays import Array
 from quarl.config import ActorQConfig
 from quarl.config.bench import BenchActorQConfig, split_arm
-from quarl.experiments.methods.actorq import ARM, ArmRow, dense, described, measured, settings_of
-from quarl.experiments.methods.cells import Cell, Cells
-from quarl.rows import Column, Joules, JoulesBy
+from quarl.experiments.methods.actorq import dense, described, settings_of, watch
+from quarl.experiments.methods.cells import Cell, Cells, turned
+from quarl.rows import RATIO, ActorPrecision, Column, Joules, JoulesBy, Row
 from quarl.stats import Interval, as_fields, ratio_interval
 
 MIN_UPDATES = 20
@@ -26,6 +27,20 @@ MAX_UPDATES_PER_VERSION = 30
 SLICES = 10
 PARTS = ("inference", "environment", "insert", "pull", "deserialize", "load")
 """Of an actor's time, as it books them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmRow(Row):
+    """What rows of runs that differ in their actors begin with."""
+
+    precision: ActorPrecision
+    engine: str
+    samples_per_insert: Annotated[float, replace(RATIO, before="precision")]
+    net_arch: Annotated[str, Column("policy", caption="policy {}", before="samples_per_insert")]
+
+
+ARM = ("samples_per_insert", "net_arch")
+"""Options of a run that an ArmRow holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,10 +147,19 @@ def breakdown(config: BenchActorQConfig, cells: Cells) -> list[BreakdownRow]:
 
 
 def _windows(config: BenchActorQConfig, cells: Cells) -> dict[ActorQConfig, list[Cell]]:
-    """Those of all rounds, by the first round's run."""
+    """Return the windows of each run, by the run of the first round; in each round another arm begins."""
+    window = {"warm_up": config.warm_up, "seconds": config.seconds}
     windows: dict[ActorQConfig, list[Cell]] = {}
-    for run, cell in measured(config, cells):
-        windows.setdefault(replace(run, seed=config.seed), []).append(cell)
+    for number in range(config.rounds):
+        for run in config.runs(turned(config.arms, number), config.seed + number):
+            # names and settings find the cells of runs that were stopped
+            arm = run.actor_precision if run.engine == "litert" else f"{run.engine}-{run.actor_precision}"
+            network = str(run.net_arch).replace(",", "x")
+            name = f"{arm}-spi{run.samples_per_insert:g}-{network}-every{run.actor_update_interval}-{number}"
+            measure = partial(watch, run, **window, say=cells.say, meter=cells.meter)
+            cell = cells.get(name, settings_of(run, **window), measure, group="throughput")
+            if cell is not None:
+                windows.setdefault(replace(run, seed=config.seed), []).append(cell)
     return windows
 
 
