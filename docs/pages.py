@@ -1,8 +1,27 @@
-"""The pages of results, docs/results/*.md: each a template in docs/results/_pages, filled in from the rows in results/.
+"""Keep the pages of results, docs/results/*.md, true to the rows in results/.
 
     python docs/pages.py
 
-A template is Markdown with Jinja's {{ expressions }} over the functions below, so that no number on a page is typed.
+A page is Markdown written by hand. Its comments say where its numbers come from; they hold Python expressions over the
+functions below, one a line, continued on indented lines:
+
+    <!-- rows                                          names for the rest of the page, and checks of the prose above
+    runs := at(rows("cluster", "runs"), "name")
+    0.59 where cores are busy = runs["busy"].ratio
+    -->
+    <!-- generated: row in runs.values()               a table, written up to the closing comment: a line a column;
+    run = row.name                                     `a | b = ...` are two columns, `column` is the heading
+    int8 | int4 = row[column]
+    -->
+    <!-- generated -->
+    <!-- generated: source("cluster") -->              text that a function makes, up to the closing comment
+    <!-- figure cluster: row in runs.values()          docs/results/_figures/cluster.png: label, group, value, low and
+    label = row.name                                   high of each row; other lines are options of figures.points
+    value = row.ratio
+    -->
+
+The numbers of a check's text have to be those of its value, to as many digits as are typed. A value that is a truth
+has to be true. `python docs/pages.py` writes tables and figures again and reports each number that differs.
 """
 
 from __future__ import annotations
@@ -21,6 +40,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from quarl import formats, stats
+from quarl.report import style
 from quarl.report.assessment import listed
 from quarl.rows import by as grouped
 
@@ -44,7 +64,22 @@ TARGETS = {
     "weight-decay": "bench-weight-decay-0` to `make bench-weight-decay-1e-2",
 }
 """What make is asked for to measure a study again, where that is not its name with bench- before it."""
-Row = dict[str, Any]
+BLOCK = re.compile(
+    r"<!-- generated:(?P<made>.*?)-->.*?<!-- generated -->|<!-- (?P<kind>rows|figure)\b(?P<said>.*?)-->", re.DOTALL
+)
+WORDS = ["none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+NUMBER = re.compile(rf"(?<![\w.])[−-]?\d+(?:,\d{{3}})*(?:\.\d+)?(?:e[−-]?\d+)?|\b(?:{'|'.join(WORDS)})\b")
+
+
+class Row(dict[str, Any]):
+    """A row whose fields are attributes, too."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            value = self[name]
+        except KeyError:
+            raise AttributeError(f"the row has no {name}") from None
+        return Row(value) if isinstance(value, dict) else value
 
 
 FORMER = ("ptq", "paper-ptq")
@@ -53,7 +88,7 @@ FORMER = ("ptq", "paper-ptq")
 
 def rows(study: str, table: str | None = None, **wanted: Any) -> list[Row]:
     """The rows of a study's table, from all machines, whose fields have these values; a list names several."""
-    measured = results.read(study, table)
+    measured = [Row(row) for row in results.read(study, table)]
     for row in measured:
         if study in FORMER and row.get("scheme") == "mid-tread":
             row["scheme"] = "default"
@@ -132,14 +167,19 @@ def machines() -> dict[str, Row]:
     every: dict[str, Row] = {}
     for path in sorted(results.RESULTS.glob("*/*/about.json")):
         about = json.loads(path.read_text())
-        machine = every.setdefault(path.parent.name, {**about["machine"], "versions": about["versions"], "studies": []})
-        machine["studies"].append(path.parents[1].name)
+        machine = every.setdefault(path.parent.name, Row(about["machine"], versions=about["versions"], studies=[]))
+        machine.studies.append(path.parents[1].name)
     return every
 
 
 def by(rows: Iterable[Row], *keys: str) -> dict[Any, list[Row]]:
     """The rows of each value of the key, or of each tuple of values of the keys."""
     return grouped(rows, itemgetter(*keys))
+
+
+def at(rows: Iterable[Row], *keys: str) -> dict[Any, Row]:
+    """The first row of each value of the key, or of each tuple of values of the keys."""
+    return {key: members[0] for key, members in by(rows, *keys).items()}
 
 
 def check(holds: Any, says: str) -> str:
@@ -149,11 +189,111 @@ def check(holds: Any, says: str) -> str:
     return ""
 
 
+class Page:
+    """One page: `text`, and what differs from the rows in `faults`."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        """Read the page `name`, write its figures to the folder, fill in its tables and check its numbers."""
+        self._folder, self._source, self._read = folder, (PAGES / f"{name}.md").read_text(), 0
+        self._scope: dict[str, Any] = {function.__name__: function for function in HELPERS}
+        self._scope |= {"f": formats, "stats": stats, "np": np}
+        self.faults: list[str] = []
+        self._name = name
+        self.text = BLOCK.sub(self._block, self._source)
+
+    def _block(self, match: re.Match[str]) -> str:
+        prose, self._read = (self._read, match.start()), match.end()
+        lines = re.split(r"\n(?!\s)", (match["made"] or match["said"] or "").strip())
+        try:
+            if match["made"]:
+                made = self._table(*lines) if lines[1:] else self._value(lines[0])
+                return f"<!-- generated:{match['made']}-->\n\n{made}\n\n<!-- generated -->"
+            if match["kind"] == "figure":
+                self._figure(*lines)
+            else:
+                for line in filter(None, lines):
+                    self._check(line, prose)
+        except Exception as error:
+            error.add_note(f"in {self._place(match.start())}")
+            raise
+        return match[0]
+
+    def _value(self, expression: str) -> Any:
+        return eval(f"({expression})", self._scope)
+
+    def _each(self, clauses: str, expressions: Iterable[str]) -> list[tuple[Any, ...]]:
+        return self._value(f"[({', '.join(expressions)},) for {clauses}]")  # type: ignore[no-any-return]
+
+    def _table(self, clauses: str, *lines: str) -> str:
+        columns = [
+            (heading, f"(lambda column: ({expression}))({heading!r})")
+            for names, expression in (line.split(" = ", 1) for line in lines)
+            for heading in names.split(" | ")
+        ]
+        headings, expressions = zip(*columns, strict=True)
+        # the hyphen of a negative number is a minus
+        return re.sub(r"(?<![\w-])-(?=\d)", "−", table(headings, self._each(clauses, expressions)))
+
+    def _figure(self, head: str, *lines: str) -> None:
+        name, clauses = head.split(": ", 1)
+        said = dict(line.split(" = ", 1) for line in lines)
+        keys = [key for key in said if key in figures.KEYS]
+        drawn = [dict(zip(keys, row, strict=True)) for row in self._each(clauses, (said[key] for key in keys))]
+        options = {key: self._value(expression) for key, expression in said.items() if key not in keys}
+        self._folder.mkdir(exist_ok=True)
+        style.save(figures.points(drawn, **options), self._folder / f"{name}.png")
+
+    def _check(self, line: str, prose: tuple[int, int]) -> None:
+        text, sign, expression = re.split(r" (:?=)\s+", line, maxsplit=1)
+        value = self._value(expression)
+        if sign == ":=":
+            names = text.split(", ")
+            self._scope |= zip(names, value if names[1:] else [value], strict=True)
+            return
+        typed = re.compile(r"\s+".join(map(re.escape, text.split()))).search(self._source, *prose)
+        if not typed:
+            self.faults.append(f"{self._place(prose[1])}: the text before does not say {text!r}")
+        elif found := differs(text, value):
+            self.faults.append(f"{self._place(typed.start())}: {text}, but the rows say {found}")
+
+    def _place(self, at: int) -> str:
+        return f"{self._name}.md:{1 + self._source.count(chr(10), 0, at)}"
+
+
+def differs(text: str, value: Any) -> str:
+    """Return what the rows say in place of the text's numbers; "" where they agree."""
+    if isinstance(value, bool | np.bool_):
+        return "" if value else "otherwise"
+    values = list(value) if isinstance(value, Iterable) else [value]
+    typed = NUMBER.findall(text)
+    agree = len(typed) == len(values) and all(map(_agree, typed, values))
+    return "" if agree else ", ".join("nothing" if each is None else f"{each:,.6g}" for each in values)
+
+
+def _agree(typed: str, value: float | None) -> bool:
+    """Whether the number is the value, rounded to the digits that are typed."""
+    if typed in WORDS:
+        return value == WORDS.index(typed)
+    plain = typed.replace(",", "").replace("−", "-")
+    mantissa, _, exponent = plain.partition("e")
+    half = 0.5 * 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
+    return value is not None and abs(float(plain) - value) <= half * (1 + 1e-6)
+
+
 def render(name: str, folder: Path = PAGES / "_figures") -> str:
-    """The text of the page, its figures saved in the folder; what its template names and no row has is an error."""
-    head = "<!-- generated by make pages from results/ and docs/results/_pages: change those -->"
-    text = _environment(folder).get_template(f"{name}.md.j2").render(results="").strip()
-    return "\n\n".join([head, *map(_filled, re.split(r"\n{2,}", text))]) + "\n"
+    """Return the page's text with its tables as the rows are now, and draw its figures into the folder.
+
+    Raises:
+        ValueError: a line for each number in the prose that is not the rows'.
+    """
+    if (PAGES / "_pages" / f"{name}.md.j2").exists():
+        head = "<!-- generated by make pages from results/ and docs/results/_pages: change those -->"
+        text = _environment(folder).get_template(f"{name}.md.j2").render(results="").strip()
+        return "\n\n".join([head, *map(_filled, re.split(r"\n{2,}", text))]) + "\n"
+    page = Page(name, folder)
+    if page.faults:
+        raise ValueError("\n".join(page.faults))
+    return page.text
 
 
 def _filled(block: str) -> str:
@@ -193,13 +333,13 @@ def _environment(folder: Path) -> Environment:
 
 def names() -> list[str]:
     """Of all pages; the index, which says what the others begin with, is the last."""
-    every = {path.name.removesuffix(".md.j2") for path in (PAGES / "_pages").glob("[a-z]*.md.j2")}
+    every = {path.stem for path in PAGES.glob("*.md")}
     return [*sorted(every - {"index"}), "index"]
 
 
 def questions() -> dict[str, str]:
     """By the names of the pages that answer one, the question, which is the page's title."""
-    texts = {name: (PAGES / "_pages" / f"{name}.md.j2").read_text() for name in names()}
+    texts = {name: (PAGES / f"{name}.md").read_text() for name in names()}
     titles = {name: next(line for line in text.splitlines() if line.startswith("# ")) for name, text in texts.items()}
     return {name: title.removeprefix("# ") for name, title in titles.items() if title.endswith("?")}
 
@@ -210,6 +350,10 @@ def answer(name: str) -> str:
     sentences = re.split(r"(?<=[.?!]) (?=[A-Z])", " ".join(text.replace("**", "").split()))
     end = next((at for at, sentence in enumerate(sentences) if re.search(r"(?<!\w)\d", sentence)), 0)
     return " ".join(sentences[: end + 1])
+
+
+HELPERS = (rows, row, by, at, machines, fixed, between, ceiling, listed, verdict, source)
+"""What a page's expressions may call, beside Python's own functions, `f` (quarl.formats), `stats` and `np`."""
 
 
 if __name__ == "__main__":
