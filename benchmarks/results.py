@@ -28,19 +28,15 @@ SHOWN = ("*.md", "*.png", "*.pdf")
 
 def read(study: str, table: str | None = None, *, root: Path = RESULTS) -> list[Row]:
     """The rows that all machines have measured, with the name of the machine's folder; of one table, or of all."""
-    rows = []
-    for path in sorted((root / study).glob("*/rows.jsonl")):
-        for line in path.read_text().splitlines():
-            row = json.loads(line)
-            if table in (None, row["table"]):
-                rows.append({**row, "machine": path.parent.name})
-    return rows
+    folders = sorted(path.parent for path in (root / study).glob("*/rows.jsonl"))
+    every = ({**row, "machine": folder.name} for folder in folders for row in _rows(folder))
+    return [row for row in every if table in (None, row["table"])]
 
 
 def write(study: str, command: str, *, root: Path = RESULTS, **tables: Iterable[Row]) -> Path:
     """The machine's folder, with these rows in the place of those that have their table and name; others stay."""
     folder = root / study / here()
-    old = _about(folder)
+    old = about(folder)
     new = {"command": command, **_measured()}
     named = [{"table": table, **row} for table, rows in tables.items() for row in rows]
     replaced = {(row["table"], row.get("name")) for row in named}
@@ -69,7 +65,8 @@ def _measured() -> dict[str, Any]:
     return {"date": found.pop("date"), "commit": found.pop("commit"), "machine": found, "versions": versions}
 
 
-def _about(folder: Path) -> dict[str, Any]:
+def about(folder: Path) -> dict[str, Any]:
+    """Return what about.json in a machine's folder says; nothing if there is none."""
     path = folder / "about.json"
     return json.loads(path.read_text()) if path.exists() else {}  # type: ignore[no-any-return]
 

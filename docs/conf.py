@@ -11,7 +11,7 @@ from quarl import __version__
 project = "QuaRL"
 release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
-exclude_patterns = ["_build", "results/_pages", "dev/patches"]
+exclude_patterns = ["_build", "dev/patches"]
 html_theme = "furo"
 html_title = f"QuaRL {release}"
 html_static_path = ["_static"]

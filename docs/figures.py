@@ -1,14 +1,8 @@
-"""Figures of the pages of results, drawn from rows where a study left none.
-
-In a template `{{ points(name, says, rows, x="return") }}`, and so `bars`: name is that of the file in
-docs/results/_figures, says the sentence for who does not see it. A row's place is its `label`, its colour its `group`,
-its length its `value`, or what stands under the keys named instead; one without a value is left out.
-"""
+"""Figures of the pages of results, drawn from rows when a study left none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -18,21 +12,8 @@ from quarl.report import style
 from quarl.report.figures import whiskers
 from quarl.rows import by
 
-KEYS = {name: name for name in ("label", "group", "value", "low", "high")}
-
-WIDTH = 5.6
-"""Inches: letters of nine points are then read on a page 500 pixels wide."""
-
-
-def into(folder: Path, draw: Callable[..., Figure]) -> Callable[..., str]:
-    """What a template calls: it saves in the folder what `draw` draws, and is the Markdown of the image."""
-
-    def image(name: str, says: str, *args: Any, **options: Any) -> str:
-        folder.mkdir(exist_ok=True)
-        style.save(draw(*args, **options), folder / f"{name}.png")
-        return f"![{says}](_figures/{name}.png)"
-
-    return image
+KEYS = ("label", "group", "value", "low", "high")
+"""Fields of a point: its place and its color by name, its value, and the ends of its interval."""
 
 
 @style.look()
@@ -43,26 +24,31 @@ def points(
     line: float | None = None,
     log: bool = False,
     bar: bool = False,
-    **keys: str,
 ) -> Figure:
-    """A point a row with its interval, where it has one, from left to right, labels below one another.
+    """Draw a point with its interval for each row, labels below one another.
 
-    x: what the numbers are. line: where a vertical line stands, as at no loss. log: whether their axis is logarithmic.
-    bar: bars instead of points, with their numbers. keys: where rows have what KEYS names.
+    Args:
+        rows: The fields KEYS of each point; `group`, `low` and `high` are optional.
+        x: The label of the axis of values.
+        line: The value at which to draw a vertical line.
+        log: Whether the axis is logarithmic.
+        bar: Whether to draw bars with their numbers instead of points.
+
+    Returns:
+        The figure.
     """
-    label, group, value, low, high = {**KEYS, **keys}.values()
-    rows = [row for row in rows if row.get(value) is not None]
-    labels = list(dict.fromkeys(str(row[label]) for row in rows))
-    groups = by(rows, lambda row: row.get(group))
+    rows = [row for row in rows if row["value"] is not None]
+    labels = list(dict.fromkeys(str(row["label"]) for row in rows))
+    groups = by(rows, lambda row: row.get("group"))
     drawn, (axes,) = style.panels(1, height=0.9 + len(labels) * max(0.26, 0.15 * len(groups)))
     for number, (name, members) in enumerate(groups.items()):
-        places = [labels.index(str(row[label])) + 0.8 * ((number + 0.5) / len(groups) - 0.5) for row in members]
+        places = [labels.index(str(row["label"])) + 0.8 * ((number + 0.5) / len(groups) - 0.5) for row in members]
         shade = style.SERIES[number % len(style.SERIES)]
         if bar:
-            shown = axes.barh(places, [row[value] for row in members], 0.8 / len(groups), color=shade, label=name)
-            axes.bar_label(shown, [f" {three_digits(row[value])}" for row in members], fontsize=7, color=style.INK)
+            shown = axes.barh(places, [row["value"] for row in members], 0.8 / len(groups), color=shade, label=name)
+            axes.bar_label(shown, [f" {three_digits(row['value'])}" for row in members], fontsize=7, color=style.INK)
         else:
-            ends = whiskers([{low: None, high: None, **row} for row in members], value, low, high)
+            ends = whiskers([{"low": None, "high": None, **row} for row in members], "value", "low", "high")
             axes.errorbar(ends[0], places, xerr=ends[1], fmt="o", markersize=4, color=shade, elinewidth=1.2, label=name)
     if log:
         axes.set_xscale("log")
@@ -72,13 +58,8 @@ def points(
     axes.grid(visible=not bar, axis="y")
     axes.margins(x=0.12 if bar else 0.05)
     axes.set(yticks=range(len(labels)), yticklabels=labels, ylim=(len(labels) - 0.4, -0.6), xlabel=x)
-    drawn.set_figwidth(WIDTH)
+    drawn.set_figwidth(5.6)  # inches: letters of nine points are legible on a page of 500 pixels
     if len(groups) > 1:
         longest = max(len(str(name)) for name in groups)
         drawn.legend(loc="outside lower center", ncols=max(1, 64 // (longest + 7)), fontsize=8)
     return drawn
-
-
-def bars(rows: Sequence[Mapping[str, Any]], **options: Any) -> Figure:
-    """A bar a row; otherwise as points."""
-    return points(rows, bar=True, **options)

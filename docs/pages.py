@@ -2,26 +2,27 @@
 
     python docs/pages.py
 
-A page is Markdown written by hand. Its comments say where its numbers come from; they hold Python expressions over the
-functions below, one a line, continued on indented lines:
+A page is Markdown written by hand. Comments in it say where its tables, figures and numbers come from. They hold Python
+expressions over the functions below, one a line, continued on indented lines:
 
-    <!-- rows                                          names for the rest of the page, and checks of the prose above
+    <!-- rows                                          Names for the rest of the page, and checks of the prose above.
     runs := at(rows("cluster", "runs"), "name")
     0.59 where cores are busy = runs["busy"].ratio
     -->
-    <!-- generated: row in runs.values()               a table, written up to the closing comment: a line a column;
-    run = row.name                                     `a | b = ...` are two columns, `column` is the heading
-    int8 | int4 = row[column]
+    <!-- generated: run in runs.values()               A table, up to the closing comment. Each line is a column;
+    run = run.name                                     `a | b = ...` makes two, and `column` is the heading.
+    int8 | int4 = run[column]
     -->
     <!-- generated -->
-    <!-- generated: source("cluster") -->              text that a function makes, up to the closing comment
-    <!-- figure cluster: row in runs.values()          docs/results/_figures/cluster.png: label, group, value, low and
-    label = row.name                                   high of each row; other lines are options of figures.points
-    value = row.ratio
+    <!-- generated: source("cluster") -->              Text that an expression makes, up to the closing comment.
+    <!-- figure cluster: run in runs.values()          docs/results/_figures/cluster.png: the fields figures.KEYS of
+    label = run.name                                   each point. Other lines are options of figures.points.
+    value = run.ratio
     -->
 
-The numbers of a check's text have to be those of its value, to as many digits as are typed. A value that is a truth
-has to be true. `python docs/pages.py` writes tables and figures again and reports each number that differs.
+The numbers in the text of a check must be those of its value, rounded to the digits that are typed. A value that is
+true or false must be true, and a value that is text must be the text itself. The comments are code of this repository,
+as this script is: nothing that a user brings is evaluated.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from decimal import ROUND_CEILING, ROUND_HALF_UP, Decimal
+from decimal import ROUND_HALF_UP, Decimal
+from functools import cache
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,7 @@ import figures  # noqa: E402  # a module beside this script
 import results  # noqa: E402  # it is a script of benchmarks/
 
 PAGES = ROOT / "docs" / "results"
+NAMES = sorted(path.stem for path in PAGES.glob("*.md"))
 MARK = "<!-- generated: make pages -->\n"
 NUMERIC = re.compile(r"(≥ |> |[±×\[])?[−+-]?\d|–$")
 TARGETS = {
@@ -65,42 +68,31 @@ TARGETS = {
 BLOCK = re.compile(
     r"<!-- generated:(?P<made>.*?)-->.*?<!-- generated -->|<!-- (?P<kind>rows|figure)\b(?P<said>.*?)-->", re.DOTALL
 )
-WORDS = ["none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-NUMBER = re.compile(rf"(?<![\w.])[−-]?\d+(?:,\d{{3}})*(?:\.\d+)?(?:e[−-]?\d+)?|\b(?:{'|'.join(WORDS)})\b")
+NUMBER = re.compile(r"(?<![\w.])[−-]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[−-]?\d+)?")
+ANSWER = re.compile(r"^# ([^\n]*)\n\n(.*?(?<!\w)\d.*?[.?!])(?:\*\*)?(?=\s[A-Z*]|\n\n)", re.MULTILINE | re.DOTALL)
+"""The title of a page, and its first sentences up to one with a number."""
 
 
 class Row(dict[str, Any]):
-    """A row whose fields are attributes, too."""
+    """A row whose fields are attributes, too, except those that are called as a method of a dict."""
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            value = self[name]
-        except KeyError:
-            raise AttributeError(f"the row has no {name}") from None
-        return Row(value) if isinstance(value, dict) else value
+    __getattr__ = dict.__getitem__
 
 
-FORMER = ("ptq", "paper-ptq")
-"""Studies of what was the default scheme when they were first measured, and is called mid-tread today."""
+@cache
+def _read(study: str) -> list[Row]:
+    """Return all rows of a study; dicts in them are rows, too."""
+    return json.loads(json.dumps(results.read(study)), object_hook=Row)  # type: ignore[no-any-return]
 
 
 def rows(study: str, table: str | None = None, **wanted: Any) -> list[Row]:
-    """The rows of a study's table, from all machines, whose fields have these values; a list names several."""
-    measured = [Row(row) for row in results.read(study, table)]
-    for row in measured:
-        if study in FORMER and row.get("scheme") == "mid-tread":
-            row["scheme"] = "default"
+    """Return the rows of a study's table, from all machines, whose fields have these values; a list names several."""
     return [
         row
-        for row in measured
-        if all(row.get(key) in (value if isinstance(value, list) else [value]) for key, value in wanted.items())
+        for row in _read(study)
+        if table in (None, row.table)
+        and all(row.get(key) in (value if isinstance(value, list) else [value]) for key, value in wanted.items())
     ]
-
-
-def row(study: str, table: str, **wanted: Any) -> Row:
-    """The only such row; ValueError where there are none or several."""
-    (only,) = rows(study, table, **wanted)
-    return only
 
 
 def table(headings: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
@@ -125,86 +117,85 @@ def between(value: float | None, low: float | None, high: float | None, decimals
     return fixed(value, decimals, sign) + ends
 
 
-def ceiling(value: float, decimals: int) -> float:
-    """The next number with so many decimals that is not below: what a value is at most."""
-    return float(Decimal(repr(float(value))).quantize(Decimal(1).scaleb(-decimals), ROUND_CEILING))
-
-
 def source(*studies: str) -> str:
-    """By which commands the rows of the studies are made, and when, at which commits and where they were."""
-    lines = ["| rows | command | date | commit | machine |", "|---|---|---|---|---|"]
-    for study in studies:
-        command = f"`make {TARGETS.get(study, f'bench-{study}')}`"
-        for path in sorted((results.RESULTS / study).glob("*/about.json")):
-            about, folder = json.loads(path.read_text()), path.parent
-            place = f"../../{folder.relative_to(ROOT)}"
-            machine = f"[{about['machine']['cpu']}](machines.md#{folder.name})"
-            measured = [row for row in results.read(study) if row["machine"] == folder.name]
-            parts = [about, *(row["about"] for row in measured if "about" in row)]
-            dates, commits = ({part[key] for part in parts if part.get(key)} for key in ("date", "commit"))
-            when = " to ".join(sorted({min(dates), max(dates)}))
-            at = f"[{', '.join(sorted({commit[:7] for commit in commits}))}]({place}/about.json)"
-            lines.append(f"| [{study}/{folder.name}]({place}/rows.jsonl) | {command} | {when} | {at} | {machine} |")
-    return "\n".join(["## Measured by", "", *lines])
+    """Return the commands, dates, commits and machines that measured the rows of the studies."""
+    head = ["## Measured by", "", "| rows | command | date | commit | machine |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *(_origin(study, folder) for study in studies for folder in _folders(study))])
 
 
-def verdict(fp32: Sequence[float], returns: Sequence[float], margin_pct: float) -> str:
-    """The word on returns against fp32's of the same episodes."""
-    pair = np.array([fp32, returns])
-    return stats.verdict(pair[0], pair[1], margin_pct, np.random.default_rng(0)).verdict
+def _folders(study: str) -> list[Path]:
+    return sorted(path.parent for path in results.RESULTS.glob(f"{study}/*/about.json"))
+
+
+def _origin(study: str, folder: Path) -> str:
+    place, about = f"../../{folder.relative_to(ROOT)}", results.about(folder)
+    parts = [about, *(row.about for row in rows(study, machine=folder.name) if "about" in row)]
+    dates, commits = ({part[key] for part in parts if part.get(key)} for key in ("date", "commit"))
+    command = f"`make {TARGETS.get(study, f'bench-{study}')}`"
+    at = f"[{', '.join(sorted({commit[:7] for commit in commits}))}]({place}/about.json)"
+    machine = f"[{about['machine']['cpu']}](machines.md#{folder.name})"
+    when = " to ".join(sorted({min(dates), max(dates)}))
+    return f"| [{study}/{folder.name}]({place}/rows.jsonl) | {command} | {when} | {at} | {machine} |"
 
 
 def machines() -> dict[str, Row]:
-    """By folder name, what about.json says of each machine, its versions included, and which studies it measured."""
-    every: dict[str, Row] = {}
-    for path in sorted(results.RESULTS.glob("*/*/about.json")):
-        about = json.loads(path.read_text())
-        machine = every.setdefault(path.parent.name, Row(about["machine"], versions=about["versions"], studies=[]))
-        machine.studies.append(path.parents[1].name)
-    return every
+    """Return the machine, the versions and the studies of each machine, by the name of its folders."""
+    folders = grouped(_folders("*"), lambda folder: folder.name)
+    return {
+        name: Row({**about["machine"], "versions": about["versions"]}, studies=[folder.parent.name for folder in each])
+        for name, each in sorted(folders.items())
+        for about in [results.about(each[0])]
+    }
 
 
 def by(rows: Iterable[Row], *keys: str) -> dict[Any, list[Row]]:
-    """The rows of each value of the key, or of each tuple of values of the keys."""
+    """Return the rows of each value of the key, or of each tuple of values of the keys."""
     return grouped(rows, itemgetter(*keys))
 
 
 def at(rows: Iterable[Row], *keys: str) -> dict[Any, Row]:
-    """The first row of each value of the key, or of each tuple of values of the keys."""
-    return {key: members[0] for key, members in by(rows, *keys).items()}
+    """Return the only row of each value of the key, or of each tuple of values of the keys."""
+    return {key: only for key, (only,) in by(rows, *keys).items()}
+
+
+def answers(*names: str) -> str:
+    """Return a list of the pages: the question that is the title, and the sentences up to the first number."""
+    texts = (
+        (name, re.sub(r"<!--.*?-->\n*", "", (PAGES / f"{name}.md").read_text(), flags=re.DOTALL)) for name in names
+    )
+    found = ((name, *ANSWER.findall(text)[0]) for name, text in texts)
+    return "\n".join(
+        f"- [{title}]({name}.md) {' '.join(answer.replace('**', '').split())}" for name, title, answer in found
+    )
 
 
 class Page:
-    """One page: `text`, and what differs from the rows in `faults`."""
+    """One page of results: its `text` as the rows are now, and a line in `faults` for each number that differs."""
 
     def __init__(self, name: str, folder: Path) -> None:
-        """Read the page `name`, write its figures to the folder, fill in its tables and check its numbers."""
-        self._folder, self._source, self._read = folder, (PAGES / f"{name}.md").read_text(), 0
-        self._scope: dict[str, Any] = {function.__name__: function for function in HELPERS}
-        self._scope |= {"f": formats, "stats": stats, "np": np}
+        """Read the page `name`, fill in its tables, check its numbers, and draw its figures into the folder."""
+        self._name, self._folder, self._source = name, folder, (PAGES / f"{name}.md").read_text()
+        helpers = {function.__name__: function for function in HELPERS}
+        self._scope: dict[str, Any] = {**helpers, "f": formats, "stats": stats, "np": np}
+        self._prose = (0, 0)
         self.faults: list[str] = []
-        self._name = name
         self.text = BLOCK.sub(self._block, self._source)
 
     def _block(self, match: re.Match[str]) -> str:
-        prose, self._read = (self._read, match.start()), match.end()
-        lines = re.split(r"\n(?!\s)", (match["made"] or match["said"] or "").strip())
-        try:
-            if match["made"]:
-                made = self._table(*lines) if lines[1:] else self._value(lines[0])
-                return f"<!-- generated:{match['made']}-->\n\n{made}\n\n<!-- generated -->"
-            if match["kind"] == "figure":
-                self._figure(*lines)
-            else:
-                for line in filter(None, lines):
-                    self._check(line, prose)
-        except Exception as error:
-            error.add_note(f"in {self._place(match.start())}")
-            raise
+        self._prose = (self._prose[1], match.start())
+        lines = re.split(r"\n(?!\s)", (match["made"] or match["said"]).strip())
+        if match["made"]:
+            made = self._table(*lines) if lines[1:] else self._value(lines[0])
+            return f"<!-- generated:{match['made']}-->\n\n{made}\n\n<!-- generated -->"
+        if match["kind"] == "figure":
+            self._figure(*lines)
+        else:
+            self.faults += filter(None, map(self._fault, lines))
         return match[0]
 
     def _value(self, expression: str) -> Any:
-        return eval(f"({expression})", self._scope)
+        # a traceback names the page and the line
+        return eval(compile(f"({expression})", self._place(self._prose[1]), "eval"), self._scope)
 
     def _each(self, clauses: str, expressions: Iterable[str]) -> list[tuple[Any, ...]]:
         return self._value(f"[({', '.join(expressions)},) for {clauses}]")  # type: ignore[no-any-return]
@@ -228,86 +219,53 @@ class Page:
         self._folder.mkdir(exist_ok=True)
         style.save(figures.points(drawn, **options), self._folder / f"{name}.png")
 
-    def _check(self, line: str, prose: tuple[int, int]) -> None:
+    def _fault(self, line: str) -> str:
+        """Take in a name, or check a text: return what is wrong with it."""
         text, sign, expression = re.split(r" (:?=)\s+", line, maxsplit=1)
         value = self._value(expression)
         if sign == ":=":
-            names = text.split(", ")
-            self._scope |= zip(names, value if names[1:] else [value], strict=True)
-            return
-        typed = re.compile(r"\s+".join(map(re.escape, text.split()))).search(self._source, *prose)
+            self._scope |= zip(text.split(", "), value if ", " in text else [value], strict=True)
+            return ""
+        typed = re.compile(r"\s+".join(map(re.escape, text.split()))).search(self._source, *self._prose)
         if not typed:
-            self.faults.append(f"{self._place(prose[1])}: the text before does not say {text!r}")
-        elif found := differs(text, value):
-            self.faults.append(f"{self._place(typed.start())}: {text}, but the rows say {found}")
+            return f"{self._place(self._prose[1])}: the text above the comment does not say {text!r}"
+        said = differs(text, value)
+        return f"{self._place(typed.start())}: {text!r}, but the rows say {said}" if said else ""
 
-    def _place(self, at: int) -> str:
-        return f"{self._name}.md:{1 + self._source.count(chr(10), 0, at)}"
+    def _place(self, start: int) -> str:
+        return f"docs/results/{self._name}.md:{1 + self._source.count(chr(10), 0, start)}"
 
 
 def differs(text: str, value: Any) -> str:
-    """Return what the rows say in place of the text's numbers; "" where they agree."""
+    """Return what the rows say in place of the text's numbers; "" if they agree."""
     if isinstance(value, bool | np.bool_ | str):
         return "" if value in (True, text) else str(value)
+    typed = [Decimal(number.replace(",", "").replace("−", "-")) for number in NUMBER.findall(text)]
     values = list(value) if isinstance(value, Iterable) else [value]
-    typed = NUMBER.findall(text)
     agree = len(typed) == len(values) and all(map(_agree, typed, values))
-    return "" if agree else ", ".join("nothing" if each is None else f"{each:,.6g}" for each in values)
+    return "" if agree else ", ".join(f"{each:,.6g}" for each in values)
 
 
-def _agree(typed: str, value: float | None) -> bool:
+def _agree(typed: Decimal, value: float) -> bool:
     """Whether the number is the value, rounded to the digits that are typed."""
-    if typed in WORDS:
-        return value == WORDS.index(typed)
-    plain = typed.replace(",", "").replace("−", "-")
-    mantissa, _, exponent = plain.partition("e")
-    half = 0.5 * 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
-    return value is not None and abs(float(plain) - value) <= half * (1 + 1e-6)
+    half = 0.5 * 10.0 ** int(typed.as_tuple().exponent)
+    return abs(float(typed) - value) <= half * (1 + 1e-6)
 
 
-def render(name: str, folder: Path = PAGES / "_figures") -> str:
-    """Return the page's text with its tables as the rows are now, and draw its figures into the folder.
-
-    Raises:
-        ValueError: a line for each number in the prose that is not the rows'.
-    """
-    page = Page(name, folder)
-    if page.faults:
-        raise ValueError("\n".join(page.faults))
-    return page.text
+def readme() -> str:
+    """Return README's text with the first table of the index between its two marks."""
+    before, _, after = (ROOT / "README.md").read_text().split(MARK)
+    glance = (PAGES / "index.md").read_text().partition("\n\n|")[2].partition("\n\n")[0]
+    return f"{before}{MARK}\n|{glance.replace('](', '](docs/results/')}\n\n{MARK}{after}"
 
 
-def readme(text: str) -> str:
-    """README's text with the table of the index, between two marks, as the rows are now."""
-    before, _, after = text.split(MARK)
-    glance = re.findall(r"^\|.*\n", (PAGES / "index.md").read_text(), re.MULTILINE)
-    return f"{before}{MARK}\n{''.join(glance).replace('](', '](docs/results/')}\n{MARK}{after}"
-
-
-def names() -> list[str]:
-    """Of all pages; the index, which says what the others begin with, is the last."""
-    every = {path.stem for path in PAGES.glob("*.md")}
-    return [*sorted(every - {"index"}), "index"]
-
-
-def answers(*names: str) -> str:
-    """A list of the pages: the question that is a page's title, and the sentences up to its first number."""
-    lines = []
-    for name in names:
-        text = re.sub(r"<!--.*?-->", "", (PAGES / f"{name}.md").read_text(), flags=re.DOTALL).strip()
-        title, first, *_ = re.split(r"\n{2,}", text)
-        sentences = re.split(r"(?<=[.?!]) (?=[A-Z])", " ".join(first.replace("**", "").split()))
-        end = next((at for at, sentence in enumerate(sentences) if re.search(r"(?<!\w)\d", sentence)), 0)
-        lines.append(f"- [{title.removeprefix('# ')}]({name}.md) {' '.join(sentences[: end + 1])}")
-    return "\n".join(lines)
-
-
-HELPERS = (Row, rows, row, by, at, machines, fixed, between, ceiling, listed, verdict, source, answers)
+HELPERS = (Row, rows, by, at, machines, fixed, between, listed, source, answers)
 """What a page's expressions may call, beside Python's own functions, `f` (quarl.formats), `stats` and `np`."""
 
 
 if __name__ == "__main__":
-    for name in names():
-        (PAGES / f"{name}.md").write_text(render(name))
-    front = ROOT / "README.md"
-    front.write_text(readme(front.read_text()))
+    pages = {name: Page(name, PAGES / "_figures") for name in NAMES}
+    for name, page in pages.items():
+        (PAGES / f"{name}.md").write_text(page.text)
+    (ROOT / "README.md").write_text(readme())
+    sys.exit("\n".join(fault for page in pages.values() for fault in page.faults))

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
     page
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"))
-    if page.is_file() and not {"_build", "_pages"} & {*page.parts}
+    if page.is_file() and "_build" not in page.parts
 )
 PROGRAMS = ("quarl", "make", "python", "pip", "git", "cd", "source", ".", "tensorboard", "trackio")
 SHELLS, OUTPUTS, PYTHON = ("sh", "bash"), ("", "console"), ("python",)
