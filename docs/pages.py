@@ -2,23 +2,23 @@
 
     python docs/pages.py
 
-A page is Markdown written by hand. Comments in it say where its tables, figures and numbers come from. They hold Python
-expressions over the functions below, one a line, continued on indented lines:
+A page is Markdown written by hand. Comments in it, each a line, say where its tables, figures and numbers come from.
+They hold Python expressions over the functions below; a comment that is indented continues the one before:
 
-    <!-- rows                                          Names for the rest of the page, and checks of the prose above.
-    runs := at(rows("cluster", "runs"), "name")
-    0.59 where cores are busy = runs["busy"].ratio
-    -->
-    <!-- generated: run in runs.values()               A table, up to the closing comment. Each line is a column;
-    run = run.name                                     `a | b = ...` makes two, and `column` is the heading.
-    int8 | int4 = run[column]
-    -->
-    <!-- generated -->
-    <!-- generated: source("cluster") -->              Text that an expression makes, up to the closing comment.
-    <!-- figure cluster: run in runs.values()          docs/results/_figures/cluster.png: the fields figures.KEYS of
-    label = run.name                                   each point. Other lines are options of figures.points.
-    value = run.ratio
-    -->
+    <!-- runs := at(rows("cluster", "runs"), "name") -->       A name for the rest of the page.
+    <!-- 0.59 where cores are busy = runs["busy"].ratio -->    A check of the prose above.
+
+    <!-- table: run in runs.values() -->                       A table, up to the end. Each line is a column;
+    <!-- run = run.name -->                                    `a | b = ...` makes two, and `column` is the heading.
+    <!-- int8 | int4 = run[column] -->
+    <!-- end -->
+
+    <!-- text: source("cluster") -->                           Text that an expression makes, up to the end.
+    <!-- end -->
+
+    <!-- figure cluster: run in runs.values() -->              docs/results/_figures/cluster.png: the fields
+    <!-- label = run.name -->                                  figures.KEYS of each point. Other lines are options of
+    <!-- value = run.ratio -->                                 figures.points.
 
 The numbers in the text of a check must be those of its value, rounded to the digits that are typed. A value that is
 true or false must be true, and a value that is text must be the text itself. The comments are code of this repository,
@@ -66,8 +66,10 @@ TARGETS = {
 }
 """What make is asked for to measure a study again, where that is not its name with bench- before it."""
 BLOCK = re.compile(
-    r"<!-- generated:(?P<made>.*?)-->.*?<!-- generated -->|<!-- (?P<kind>rows|figure)\b(?P<said>.*?)-->", re.DOTALL
+    r"^(<!-- (?:table|text): (?:.*-->\n<!-- (?!end ))*.*-->\n)(?s:.*?)<!-- end -->|((?:^<!-- (?!note: ).*-->\n)+)",
+    re.MULTILINE,
 )
+"""A group of comments that makes what stands between it and the end, or one that makes nothing on the page."""
 NUMBER = re.compile(r"(?<![\w.])[−-]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[−-]?\d+)?")
 ANSWER = re.compile(r"^# ([^\n]*)\n\n(.*?(?<!\w)\d.*?[.?!])(?:\*\*)?(?=\s[A-Z*]|\n\n)", re.MULTILINE | re.DOTALL)
 """The title of a page, and its first sentences up to one with a number."""
@@ -177,18 +179,19 @@ class Page:
         self._name, self._folder, self._source = name, folder, (PAGES / f"{name}.md").read_text()
         helpers = {function.__name__: function for function in HELPERS}
         self._scope: dict[str, Any] = {**helpers, "f": formats, "stats": stats, "np": np}
-        self._prose = (0, 0)
+        self._prose = (0, 0, 0)
         self.faults: list[str] = []
         self.text = BLOCK.sub(self._block, self._source)
 
     def _block(self, match: re.Match[str]) -> str:
-        self._prose = (self._prose[1], match.start())
-        lines = re.split(r"\n(?!\s)", (match["made"] or match["said"]).strip())
-        if match["made"]:
-            made = self._table(*lines) if lines[1:] else self._value(lines[0])
-            return f"<!-- generated:{match['made']}-->\n\n{made}\n\n<!-- generated -->"
-        if match["kind"] == "figure":
-            self._figure(*lines)
+        self._prose = (self._prose[2], match.start(), match.end())
+        said = "\n".join(re.findall("^<!-- (.*) -->$", match[1] or match[2], re.MULTILINE))
+        kind, _, head = (lines := re.split(r"\n(?!\s)", said))[0].partition(" ")
+        if match[1]:
+            made = self._table(head, *lines[1:]) if kind == "table:" else self._value(head)
+            return f"{match[1]}\n{made}\n\n<!-- end -->"
+        if kind == "figure":
+            self._figure(head, *lines[1:])
         else:
             self.faults += filter(None, map(self._fault, lines))
         return match[0]
@@ -216,7 +219,6 @@ class Page:
         keys = [key for key in said if key in figures.KEYS]
         drawn = [dict(zip(keys, row, strict=True)) for row in self._each(clauses, (said[key] for key in keys))]
         options = {key: self._value(expression) for key, expression in said.items() if key not in keys}
-        self._folder.mkdir(exist_ok=True)
         style.save(figures.points(drawn, **options), self._folder / f"{name}.png")
 
     def _fault(self, line: str) -> str:
@@ -226,9 +228,9 @@ class Page:
         if sign == ":=":
             self._scope |= zip(text.split(", "), value if ", " in text else [value], strict=True)
             return ""
-        typed = re.compile(r"\s+".join(map(re.escape, text.split()))).search(self._source, *self._prose)
+        typed = re.compile(r"\s+".join(map(re.escape, text.split()))).search(self._source, *self._prose[:2])
         if not typed:
-            return f"{self._place(self._prose[1])}: the text above the comment does not say {text!r}"
+            return f"{self._place(self._prose[1])}: the text above does not say {text!r}"
         said = differs(text, value)
         return f"{self._place(typed.start())}: {text!r}, but the rows say {said}" if said else ""
 
