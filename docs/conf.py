@@ -21,7 +21,6 @@ html_copy_source = False
 myst_enable_extensions = ["attrs_block"]
 myst_heading_anchors = 4
 myst_url_schemes = ["http", "https", "mailto"]
-napoleon_numpy_docstring = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_type_aliases = {name: name for name in ("Array", "ArrayLike")}
