@@ -54,7 +54,7 @@ def acting(num_envs: int) -> Iterator[tuple[LocalChannel, actor.ActorLoop]]:
     try:
         config = ActorQConfig(env="CartPole-v1", envs_per_actor=num_envs)
         loop: Any = actor.ActorLoop(actor.ActorSpec(config=config, channel=channel.of(0), index=0, incarnation=0))
-        loop.world.envs, loop.engine, loop.version = [Stub() for _ in range(num_envs)], StubEngine(num_envs), 1
+        loop.environments.envs, loop.engine, loop.version = [Stub() for _ in range(num_envs)], StubEngine(num_envs), 1
         loop.explorer = Explorer(ActionHead("argmax"), world.action_space, 1.0, loop.rng)
         channel.counters.learner[Learner.EXPLORATION] = 0.05
         yield channel, loop

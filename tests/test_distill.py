@@ -20,6 +20,7 @@ from documents import ROOT, blocks
 from quarl import cli, evaluation
 from quarl.commands import distill
 from quarl.distillation import rounds
+from quarl.envs import Environment
 from quarl.files import locked
 from quarl.policy import artifact
 from quarl.quant.spec import QuantSpec
@@ -56,7 +57,7 @@ def test_a_folder_holds_the_policy_its_row_and_how_it_came_about(agents, tmp_pat
 
 KILLED = """
 import os, signal, sys
-from quarl import cli
+from quarl import cli, evaluation
 from quarl.runs import checkpoint_file
 write, written = checkpoint_file.write, []
 def then_killed(*arguments):
@@ -126,7 +127,7 @@ def test_recorded_observations_stand_in_place_of_an_environment(tmp_path, capsys
     artifact.write(policy, tmp_path / "policy.quarl")
     observations = networks.observations(policy, 400)
     np.savez(tmp_path / "observations.npz", observations.astype(np.float64))
-    monkeypatch.setattr(evaluation, "world", None)  # no environment is made
+    monkeypatch.setattr(Environment, "playing", None)  # no environment is made
     words = ["distill", str(tmp_path / "policy.quarl"), "--bits", "2", "--edge-bits", "same"]
     words += ["--rounds", "2", "--updates", "40"]
     said = ["--observations", str(tmp_path / "observations.npz"), "-o", str(tmp_path / "out")]

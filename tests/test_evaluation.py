@@ -19,7 +19,7 @@ import require
 from quarl import engines, episodes
 from quarl.api import Agent
 from quarl.calibration import quantize
-from quarl.envs import make_for
+from quarl.envs import home_of
 from quarl.envs.seeds import episode_seed
 from quarl.errors import QuarlError
 from quarl.evaluation import Evaluation, evaluate, record
@@ -235,7 +235,7 @@ def test_streams_of_observations_are_disjoint() -> None:
 
 def _episode(subject: QuantizedPolicy, k: int) -> Array:
     """All observations of a calibration episode."""
-    env, engine = make_for(subject), engines.load(subject, "reference", batch=1)
+    env, engine = home_of(subject).make_for(subject), engines.load(subject, "reference", batch=1)
     observation, _ = env.reset(seed=episode_seed("calibration", 0, k))
     met, ended = [], False
     while not ended:

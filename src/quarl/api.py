@@ -22,7 +22,7 @@ from quarl.arrays import Array
 from quarl.calibration import quantize
 from quarl.config import DistillConfig
 from quarl.engines import Engine
-from quarl.envs.lent import at_home
+from quarl.envs.environment import in_environment
 from quarl.envs.masks import allowed, is_masked
 from quarl.errors import QuarlError, UnsupportedError, extras, note
 from quarl.files import write_bytes
@@ -176,7 +176,7 @@ class Agent:
                 return self
             raise QuarlError(f"this policy is {own.in_words} already; quantize the fp32 one")
         spec = QuantSpec.parse(precision, scheme=scheme, mode=mode)
-        with at_home(
+        policy, environment = in_environment(
             self.policy,
             env_id,
             env=env,
@@ -184,9 +184,9 @@ class Agent:
             wrappers=wrappers,
             frame_stack=frame_stack,
             max_episode_steps=max_episode_steps,
-        ) as policy:
-            if observations is None and spec.needs_observations:
-                observations = evaluation.record(policy, seed=seed, env_id=env_id)
+        )
+        if observations is None and spec.needs_observations:
+            observations = evaluation.record(policy, seed=seed, environment=environment)
         given = None if observations is None else arranged(policy, observations)[0]
         if given is not None and spec.needs_observations:
             evaluation.check_recorded(given)
@@ -238,7 +238,7 @@ class Agent:
         told |= {"bits": (str(precision),), "mode": mode, "margin": margin, "seed": seed, "env": env_id}
         config = DistillConfig(model=("agent",), budget=None if budget is None else str(budget), **told)
         check(config, {"bits": "precision", "env": "env_id"})
-        with at_home(
+        policy, environment = in_environment(
             policy,
             env_id,
             env=env,
@@ -246,10 +246,10 @@ class Agent:
             wrappers=wrappers,
             frame_stack=frame_stack,
             max_episode_steps=max_episode_steps,
-        ) as policy:
-            given = None if observations is None else policy_rows(policy, observations)[0]
-            (spec,), looks = config.specs(), Validation(policy, config, given)
-            snapshots = tuple(recipes.distill(looks.calibrated(), spec, looks))
+        )
+        given = None if observations is None else policy_rows(policy, observations)[0]
+        (spec,), looks = config.specs(), Validation(policy, config, given, environment)
+        snapshots = tuple(recipes.distill(looks.calibrated(), spec, looks))
         return Distilled(Agent(recipes.best(snapshots).policy), snapshots)
 
     def predict(
@@ -364,7 +364,7 @@ class Agent:
         >>> agent.export("tflite", "cartpole")["arithmetic"]
         'f32-rne'
         """
-        with at_home(
+        policy, environment = in_environment(
             self.policy,
             env_id,
             env=env,
@@ -372,11 +372,11 @@ class Agent:
             wrappers=wrappers,
             frame_stack=frame_stack,
             max_episode_steps=max_episode_steps,
-        ) as policy:
-            given = None if observations is None else policy_rows(policy, observations)[0]
-            about: Any = {"observations": given, "env_id": env_id, "seed": seed}
-            exported = exporting.quantised(policy, target, precision, mode, **about)
-            return exporting.export(exported, target, Path(directory), **about)
+        )
+        given = None if observations is None else policy_rows(policy, observations)[0]
+        about: Any = {"observations": given, "environment": environment, "seed": seed}
+        exported = exporting.quantised(policy, target, precision, mode, **about)
+        return exporting.export(exported, target, Path(directory), **about)
 
     def _quantized(self) -> QuantizedPolicy:
         if isinstance(self.policy, QuantizedPolicy):

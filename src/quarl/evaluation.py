@@ -7,7 +7,6 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import gymnasium
@@ -17,17 +16,11 @@ from quarl import engines, stats
 from quarl.arrays import Array
 from quarl.calibration import quantize
 from quarl.engines import Engine, sound
-from quarl.envs import make_for, resolve
-from quarl.envs.bound import LIMIT, longest
-from quarl.envs.checked import held, name_of
-from quarl.envs.lent import at_home, lent
-from quarl.envs.masks import is_masked
-from quarl.envs.names import find
-from quarl.envs.reseed import needs_fresh
+from quarl.envs.environment import Environment, home_of, in_environment
 from quarl.envs.rollout import Episode, Play, play
 from quarl.envs.seeds import Stream
 from quarl.episodes import Job, in_processes
-from quarl.errors import QuarlError, UnsupportedError, detail, note, note_once
+from quarl.errors import QuarlError, UnsupportedError, detail, note
 from quarl.policy.graph import Policy, QuantizedPolicy, shapes
 from quarl.quant.spec import EXACT
 from quarl.readers.sb3_network import SCORING
@@ -123,7 +116,7 @@ def evaluate(
     num_workers: int = 1,
     stream: Stream = "evaluation",
     progress: Callable[[Episode], None] | None = None,
-    env: gymnasium.Env[Any, Any] | None = None,
+    env: gymnasium.Env[Any, Any] | Environment | None = None,
 ) -> Evaluation:
     """Returns of `episodes` episodes; they depend on the policy, the environment and `seed`, on nothing else.
 
@@ -141,7 +134,7 @@ def evaluate(
     num_workers: processes that share the episodes; worth it where a step of the environment is slow.
     progress: called with every finished episode, in the order they finish.
     env: the environment to play in, one episode after the other, instead of new ones; it is not closed. `env_id`
-    beside it is the name that results have for it.
+    beside it is the name that results have for it. An `Environment` of quarl.envs is the whole description.
 
     >>> quarl.evaluate(agent, episodes=5, seed=1).returns
     array([500., 500., 500., 500., 500.])
@@ -164,41 +157,42 @@ def evaluate(
     if stochastic and policy.head.kind == "argmax" and (algo := policy.provenance.algo) in SCORING:
         raise UnsupportedError(f"{algo} has values of actions and no distribution of them; drop --stochastic")
     indices = range(first, first + episodes)
-    with at_home(
-        policy,
-        env_id,
-        env=env,
-        env_kwargs=env_kwargs,
-        wrappers=wrappers,
-        frame_stack=frame_stack,
-        max_episode_steps=max_episode_steps,
-    ) as policy:
-        num_workers = 1 if lent() is not None else min(num_workers, episodes)
-        living_id, where = world(policy, env_id)
-        job = Job(
-            policy=policy,
-            engine=engine,
-            batch=min(batch, most_at_once(-(-episodes // num_workers))) if isinstance(engine, str) else batch,
-            stream=stream,
-            seed=seed,
-            stochastic=policy.provenance.stochastic if stochastic is None else stochastic,
-            **where,
+    if not isinstance(env, Environment):
+        policy, described = in_environment(
+            policy,
+            env_id,
+            env=env,
+            env_kwargs=env_kwargs,
+            wrappers=wrappers,
+            frame_stack=frame_stack,
+            max_episode_steps=max_episode_steps,
         )
-        clocks = (
-            [job.play(indices, report)]
-            if num_workers == 1
-            else in_processes(job, [indices[start::num_workers] for start in range(num_workers)], report)
-        )
+        env = described or home_of(policy)
+    num_workers = env.at_once(min(num_workers, episodes))
+    job = Job(
+        policy=policy,
+        engine=engine,
+        batch=min(batch, env.at_once(-(-episodes // num_workers))) if isinstance(engine, str) else batch,
+        stream=stream,
+        seed=seed,
+        stochastic=policy.provenance.stochastic if stochastic is None else stochastic,
+        **env.playing(policy),
+    )
+    clocks = (
+        [job.play(indices, report)]
+        if num_workers == 1
+        else in_processes(job, [indices[start::num_workers] for start in range(num_workers)], report)
+    )
     finished.sort(key=lambda episode: episode.index)
     broken = sum(not np.isfinite(episode.total) for episode in finished)
     if broken:
         raise QuarlError(
-            f"{living_id} gave rewards that are NaN or infinite, in {broken} of {episodes} episodes: mend its "
+            f"{env.env_id} gave rewards that are NaN or infinite, in {broken} of {episodes} episodes: mend its "
             "rewards, or play another environment"
         )
     successes = [episode.success for episode in finished]
     evaluation = Evaluation(
-        env_id=living_id,
+        env_id=env.env_id,
         engine=engine if isinstance(engine, str) else engine.name,
         measured=clocks[0].measured,
         stochastic=job.stochastic,
@@ -210,7 +204,7 @@ def evaluate(
         wall_s=max(clock.wall_s for clock in clocks),
         engine_s=sum(clock.engine_s for clock in clocks),
     )
-    played = f"{episodes} episodes of {living_id} in {evaluation.num_steps:,} steps and {evaluation.wall_s:.2f} s"
+    played = f"{episodes} episodes of {env.env_id} in {evaluation.num_steps:,} steps and {evaluation.wall_s:.2f} s"
     kernels = f"{'measured' if evaluation.measured else 'simulated'} on {evaluation.engine}"
     detail(f"played {played}: {policy.spec.precision} {kernels}, seeds of {stream} {seed}")
     return evaluation
@@ -221,7 +215,7 @@ def record(
     stream: Stream = "calibration",
     *,
     seed: int = 0,
-    env_id: str | None = None,
+    environment: Environment | None = None,
     engine: str | Engine = "litert",
     num: int | None = None,
     min_episodes: int = 10,
@@ -232,16 +226,17 @@ def record(
     long episodes would otherwise fill the sample with one start. Like returns, they do not depend on the batch.
     Of images every IMAGE_INTERVAL-th step counts.
 
-    stream: keeps purposes apart. engine: a name loads the policy in float32.
+    stream: keeps purposes apart. environment: None is the policy's own. engine: a name loads the policy in float32.
     num: None takes as many as calibrate such a policy.
     """
+    environment = environment or home_of(policy)
     num = sample_size(policy) if num is None else num
     if seed < 0:
         raise QuarlError(f"seed must not be negative, got {seed}")
     if num < 1:
         raise QuarlError(f"the number of observations must be at least 1, got {num}")
     if isinstance(engine, str):
-        engine = engines.load(quantize(policy, EXACT), engine, batch=most_at_once(RECORD_BATCH))
+        engine = engines.load(quantize(policy, EXACT), engine, batch=environment.at_once(RECORD_BATCH))
     run = engine.run
     setting = Play(
         policy=policy,
@@ -250,7 +245,7 @@ def record(
         seed=seed,
         stochastic=policy.provenance.stochastic,
         record=IMAGE_INTERVAL if policy.observation_dtype == "uint8" else 1,
-        **world(policy, env_id)[1],
+        **environment.playing(policy),
     )
     episodes = play(setting, lambda observations: sound(policy, observations, run(observations)), itertools.count())
     by_index: dict[int, Array] = {}
@@ -266,11 +261,6 @@ def record(
                     break
     met = np.concatenate(ordered)
     return met[np.linspace(0, len(met) - 1, num).round().astype(np.int64)]
-
-
-def most_at_once(batch: int) -> int:
-    """Return how many of `batch` episodes can be played side by side: one in an environment that was handed over."""
-    return batch if lent() is None else 1
 
 
 def sample_size(policy: Policy) -> int:
@@ -300,28 +290,3 @@ def _whole(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise QuarlError(f"{name} is {str(value)[:60]!r}, not a whole number")
     return int(value)
-
-
-def world(policy: Policy, env_id: str | None) -> tuple[str, dict[str, Any]]:
-    """Return the living id of the environment that a policy plays, and the fields of a Play that say how it is made."""
-    provenance, make = policy.provenance, partial(make_for, policy, env_id)
-    with held(make) as first:  # the user's mistakes come up here, before any process or engine starts
-        if first.has_wrapper_attr("older_observation"):
-            note_once(first.get_wrapper_attr("older_observation"))
-    if (env := lent()) is not None:
-        name = "_max_episode_steps"  # of gymnasium's TimeLimit
-        bound = longest(None, env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None)
-        return resolve(env_id, trusted=True) if env_id else name_of(env), {
-            "make": make,
-            "fresh": False,
-            "alone": True,
-            "bound": bound,
-        }
-    living_id = resolve(env_id or provenance.env_id, trusted=bool(env_id))
-    limit = provenance.max_episode_steps or provenance.env_kwargs.get(LIMIT)
-    bound = longest(limit, provenance.longest, find(living_id).max_episode_steps)
-    make = partial(make, bound=bound)
-    key = (living_id, provenance.wrappers, provenance.env_kwargs, limit)
-    # random actions, with which that is found out, may not be allowed where there are masks
-    fresh = is_masked(policy) or needs_fresh(make, " ".join(map(str, key)))
-    return living_id, {"make": make, "fresh": fresh, "bound": bound}

@@ -11,7 +11,7 @@ import pytest
 from quarl.actorq import actor
 from quarl.actorq.actor import ActorLoop, ActorSpec
 from quarl.actorq.counters import Actor, Learner
-from quarl.envs import make
+from quarl.envs import Environment
 from stress.chaos import poison
 
 INTERVAL = 100
@@ -90,7 +90,7 @@ def rows_of(acting, monkeypatch, num_envs, row_wise, num_rows):
     """Segments of an actor that acts at random and by its policy in turn, and its row of the counters."""
     rig, first = acting
     monkeypatch.setattr(actor, "ROW_WISE", row_wise)
-    monkeypatch.setattr("quarl.actorq.environments.make", lambda *args, **kwargs: Moody(make("CartPole-v1")))
+    monkeypatch.setattr(Environment, "make", lambda *args, **kwargs: Moody(gymnasium.make("CartPole-v1")))
     monkeypatch.setattr(actor, "BLOCK_S", 60.0)
     Moody.made = 0
     loop = ActorLoop(replace(first.spec, config=replace(first.spec.config, envs_per_actor=num_envs)))
@@ -133,7 +133,7 @@ def test_no_row_of_a_block_is_sent_unless_all_environments_have_stepped(acting, 
     def step(action):
         raise Killed
 
-    monkeypatch.setattr(loop.world.envs[5], "step", step)
+    monkeypatch.setattr(loop.environments.envs[5], "step", step)
     with pytest.raises(Killed):
         loop._act(1, random=True)
     assert rig.channel.num_waiting() == loop.cells[Actor.STEPS] == 24
@@ -145,7 +145,7 @@ def test_every_environment_s_step_of_a_block_is_a_sign_of_life(acting, monkeypat
     loop = ActorLoop(replace(first.spec, config=replace(first.spec.config, envs_per_actor=6)))
     assert loop.pull()
     heard = []
-    for env in loop.world.envs:
+    for env in loop.environments.envs:
         plain = env.step
         step = lambda action, plain=plain: (heard.append(float(loop.cells[Actor.HEARTBEAT_S])), plain(action))[1]  # noqa: E731
         monkeypatch.setattr(env, "step", step)

@@ -13,10 +13,11 @@ from gymnasium import spaces
 import require
 from quarl.actorq.build import build
 from quarl.actorq.counters import Actor
-from quarl.actorq.environments import Environments, world_of
+from quarl.actorq.environments import Environments, environment_of
 from quarl.actorq.exploration import Explorer
 from quarl.actorq.options import adopt
 from quarl.config import ActorQConfig
+from quarl.envs import Environment
 from quarl.envs.checked import BrokenEnvironmentError
 from quarl.policy.graph import ActionHead
 
@@ -36,14 +37,16 @@ class Fixed(gymnasium.Env):
         return self._then, 0.0, False, False, {}
 
 
-def world(monkeypatch, env, shape, dtype):
-    monkeypatch.setattr("quarl.actorq.environments.make", lambda *args, **kwargs: env)
-    return Environments("any", 2, 0, 0, np.zeros(len(Actor)), np.zeros((2, *shape), dtype), print)
+def made(monkeypatch, env, shape, dtype):
+    monkeypatch.setattr(Environment, "make", lambda *args, **kwargs: env)
+    return Environments(
+        Environment.from_file("any"), 2, 0, 0, np.zeros(len(Actor)), np.zeros((2, *shape), dtype), print
+    )
 
 
 def test_a_reset_that_gives_integers_does_not_round_the_steps_behind_it(monkeypatch):
     env = Fixed(spaces.Box(-1, 1, (3,)), np.array([0, 0, 0]), np.float32([0.25, -0.5, 0.75]))
-    found = world(monkeypatch, env, (3,), np.float32)
+    found = made(monkeypatch, env, (3,), np.float32)
     assert found.observations.dtype == np.float32
     found.observations[1] = env.step(np.zeros(2, np.float32))[0]
     assert found.observations.tolist() == [[0, 0, 0], [0.25, -0.5, 0.75]]
@@ -52,7 +55,7 @@ def test_a_reset_that_gives_integers_does_not_round_the_steps_behind_it(monkeypa
 def test_images_reach_the_policy_in_its_order_of_axes(monkeypatch):
     image = np.arange(2 * 4 * 3, dtype=np.uint8).reshape(2, 4, 3)
     env = Fixed(spaces.Box(0, 255, (2, 4, 3), np.uint8), image, image)
-    found = world(monkeypatch, env, (3, 2, 4), np.uint8)
+    found = made(monkeypatch, env, (3, 2, 4), np.uint8)
     assert np.array_equal(found.observations[0], np.moveaxis(image, -1, 0))
     found.reset(1)
     assert np.array_equal(found.observations[1], np.moveaxis(image, -1, 0))
@@ -63,9 +66,8 @@ def test_games_of_atari_are_preprocessed_for_learner_and_actors_unless_the_user_
     require.module("ale_py")
     config = ActorQConfig(env="PongNoFrameskip-v4", params=("buffer_size:50", "env_kwargs:dict(mode=0)"))
     assert build(config).observation_space.shape == (4, 84, 84)
-    found = Environments(
-        config.env, 1, 0, 0, np.zeros(len(Actor)), np.zeros((1, 4, 84, 84), np.uint8), print, world_of(config)
-    )
+    seen = np.zeros((1, 4, 84, 84), np.uint8)
+    found = Environments(environment_of(config), 1, 0, 0, np.zeros(len(Actor)), seen, print)
     assert found.observations.any()
     rewards = [found.envs[0].step(0)[1] for _ in range(400)]  # who stands still loses point after point
     assert set(rewards) == {0.0, -1.0}
@@ -76,7 +78,7 @@ def test_games_of_atari_are_preprocessed_for_learner_and_actors_unless_the_user_
     assert said[0] == "a game of Atari: PongNoFrameskip-v4, mode=0, AtariWrapper, VecFrameStack(n_stack=4)"
     assert not any("env_wrapper" in line or "frame_stack" in line for line in (*said, *adopted.params))
     raw = replace(config, params=("env_wrapper:None", "frame_stack:0"))
-    assert world_of(raw).making["wrappers"] == ()
+    assert environment_of(raw).wrappers == ()
 
 
 @pytest.mark.parametrize("chosen", ["act", "random"])
@@ -93,7 +95,7 @@ def test_an_environment_that_changes_its_action_does_not_change_what_is_stored(c
 
 def test_an_actor_with_slow_environments_is_alive_between_their_steps(monkeypatch):
     env = Fixed(spaces.Box(-1, 1, (3,)), np.zeros(3), np.zeros(3))
-    found = world(monkeypatch, env, (3,), np.float32)
+    found = made(monkeypatch, env, (3,), np.float32)
     found._cells[Actor.HEARTBEAT_S] = 0
     found.reset(0)
     assert found._cells[Actor.HEARTBEAT_S] > 0
@@ -116,7 +118,7 @@ def test_an_environment_that_cannot_be_made_anew_at_once_is_tried_again(monkeypa
     env = Away(spaces.Box(-1, 1, (3,)), np.ones(3), np.zeros(3))
     said, slept = [], []
     monkeypatch.setattr("quarl.actorq.environments.time.sleep", slept.append)
-    found = world(monkeypatch, env, (3,), np.float32)
+    found = made(monkeypatch, env, (3,), np.float32)
     found._say = said.append
     found.length[1], found.total[1] = 7, 3.0
     Away.failures = failures
@@ -149,10 +151,10 @@ class Exits(Fixed):
 
 def test_an_actor_s_environment_that_exits_is_replaced_and_at_last_named(monkeypatch):
     monkeypatch.setattr("quarl.actorq.environments.PAUSE_S", 0.0)
-    found = world(monkeypatch, Exits(left=3), (3,), np.float32)
+    found = made(monkeypatch, Exits(left=3), (3,), np.float32)
     found.replace(0, SystemExit(3))  # the third reset is its last
     assert found.sequence == [2, 0]
     with pytest.raises(BrokenEnvironmentError, match="Exits raised SystemExit: 3"):
         found.reset(1)
     with pytest.raises(BrokenEnvironmentError, match="Exits raised SystemExit: 3"):
-        world(monkeypatch, Exits(left=0), (3,), np.float32)
+        made(monkeypatch, Exits(left=0), (3,), np.float32)

@@ -28,6 +28,7 @@ from quarl.actorq.supervisor import Supervisor
 from quarl.actorq.versions import RESERVED, Versions
 from quarl.cli import parse
 from quarl.config import ActorQConfig
+from quarl.envs import Environment
 from quarl.errors import QuarlError
 from quarl.files import read_rows, write_rows
 from quarl.processes.inside import Result
@@ -295,7 +296,7 @@ def watched(supervised, monkeypatch):
 
 def _watch(supervisor, said, env_timeout):
     config, learner = dataclasses.replace(supervisor.config, env_timeout=env_timeout), supervisor.workers.learner
-    arguments = (supervisor.template, supervisor.channel, learner.spec.world, said.append)
+    arguments = (supervisor.template, supervisor.channel, learner.spec.environment, said.append)
     supervisor.workers = workers.Workers(config, *arguments)
     for child in supervisor.workers.all:
         child.process, child.started = _Living(), family.time.monotonic()
@@ -786,20 +787,20 @@ class _Fragile:
 
 def test_an_environment_is_made_anew_until_nothing_but_errors_comes(monkeypatch):
     monkeypatch.setattr(_Fragile, "made", 0)
-    monkeypatch.setattr("quarl.actorq.environments.make", lambda *args, **kwargs: _Fragile())
+    monkeypatch.setattr(Environment, "make", lambda *args, **kwargs: _Fragile())
     cells = np.zeros(len(Actor))
     said: list[str] = []
-    world = Environments("any", 1, 0, 0, cells, np.zeros((1, 2), np.float32), said.append)
-    world.length[0], world.total[0], world.sequence[0] = 7, 1.0, 7
-    world.replace(0, RuntimeError("boom"))
+    found = Environments(Environment.from_file("any"), 1, 0, 0, cells, np.zeros((1, 2), np.float32), said.append)
+    found.length[0], found.total[0], found.sequence[0] = 7, 1.0, 7
+    found.replace(0, RuntimeError("boom"))
     assert (cells[Actor.ERRORS], cells[Actor.DROPPED]) == (1, 7)
-    assert world.sequence[0] > 8  # a gap
+    assert found.sequence[0] > 8  # a gap
     for _ in range(20):  # with a step in between it may go on for ever
-        world.sequence[0] += 1
-        world.replace(0, RuntimeError("boom"))
+        found.sequence[0] += 1
+        found.replace(0, RuntimeError("boom"))
     for _ in range(RETRIES - 1):
-        world.replace(0, RuntimeError("boom"))
+        found.replace(0, RuntimeError("boom"))
     with pytest.raises(RuntimeError, match="boom"):
-        world.replace(0, RuntimeError("boom"))
+        found.replace(0, RuntimeError("boom"))
     assert _Fragile.made == 1 + 1 + 20 + RETRIES - 1
     assert said == ["an environment raised RuntimeError: boom; it is made anew"]  # the first of them all

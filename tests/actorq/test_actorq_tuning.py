@@ -9,7 +9,7 @@ import pytest
 
 import require
 from quarl.actorq.build import build, hyperparameters, samples_per_insert
-from quarl.actorq.environments import world_of
+from quarl.actorq.environments import environment_of
 from quarl.actorq.options import adopt, begun
 from quarl.algorithms import tuned
 from quarl.algorithms.tuned import Tuned
@@ -78,7 +78,7 @@ def test_environments_noise_and_normalisation_become_those_of_actors(monkeypatch
     ]
     assert (config.sigma, config.normalize, config.steps) == (0.5, True, 20_000)
     assert config.hyperparameters() == {"train_freq": 8, "gradient_steps": 8, "env_kwargs": {"g": 9.0}}
-    assert world_of(config).env_kwargs == {"g": 9.0}
+    assert environment_of(config).env_kwargs == {"g": 9.0}
     for sigma in (0.3, 0.2):
         config, said = adopted("--algo", "td3", "--env", "Pendulum-v1", "--sigma", str(sigma))
         assert (config.sigma, "noise" in said[1]) == (sigma, False)

@@ -100,7 +100,7 @@ def test_a_game_of_atari_is_preprocessed_with_and_without_the_zoo(algo, env_id, 
     packaged = tuned.read(algo, env_id, atari=True)
     assert packaged.written == of_the_zoo.written
     assert packaged.origin == "RL Zoo's for atari, from QuaRL's copy"
-    (wrapper, _), (stack, arguments) = interpret(packaged.written, Path("x")).world.wrappers
+    (wrapper, _), (stack, arguments) = interpret(packaged.written, Path("x")).environment.wrappers
     assert (wrapper.rpartition(".")[2], stack.rpartition(".")[2]) == ("AtariWrapper", "VecFrameStack")
     assert arguments == {"n_stack": 4}
 

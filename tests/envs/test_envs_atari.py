@@ -18,7 +18,7 @@ from stable_baselines3.common.env_util import make_atari_env
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecTransposeImage
 
 import require
-from quarl.envs import make, make_for
+from quarl.envs import Environment, home_of, make
 from quarl.envs.atari import Points, WholeGame
 from quarl.envs.reseed import needs_fresh
 from quarl.envs.suites import ATARI
@@ -62,7 +62,7 @@ def policy(env_id: str, actions: int) -> Policy:
         observation_dtype="uint8",
         ops=(*network.ops[:-1], type(last)(last.name, last.inputs, weight, bias)),
         head=network.head,
-        provenance=Provenance(env_id=env_id, wrappers=recipe().world.making["wrappers"]),
+        provenance=Provenance(env_id=env_id, wrappers=recipe().environment.making["wrappers"]),
     )
 
 
@@ -91,7 +91,7 @@ def test_an_id_is_understood_before_the_package_is_imported_and_nothing_is_print
 
 @pytest.mark.parametrize("env_id", ["PongNoFrameskip-v4", "BreakoutNoFrameskip-v4"])
 def test_300_steps_of_training_are_stable_baselines3_s_bit_for_bit(env_id: str):
-    ours = make_environments(env_id, recipe(n_envs=2), "dummy")
+    ours = make_environments(Environment.from_file(env_id, recipe().environment), recipe(n_envs=2), "dummy")
     reference = theirs(env_id, 2, seed=5)
     ours.seed(5)
     assert ours.observation_space == reference.observation_space
@@ -121,7 +121,7 @@ def test_300_steps_of_training_are_stable_baselines3_s_bit_for_bit(env_id: str):
 def test_a_whole_game_is_the_zoo_s_to_the_last_life_and_its_points_are_the_monitor_s(
     env_id: str, actions: int, seed: int
 ):
-    ours = make_for(policy(env_id, actions))
+    ours = home_of(policy(env_id, actions)).make_for(policy(env_id, actions))
     reference = theirs(env_id, 1, seed)
     mine, _ = ours.reset(seed=seed)
     assert np.array_equal(mine, reference.reset()[0])
@@ -144,8 +144,8 @@ def test_a_whole_game_is_the_zoo_s_to_the_last_life_and_its_points_are_the_monit
 
 def test_points_are_not_clipped_in_evaluation_and_are_in_training():
     env_id = "SpaceInvadersNoFrameskip-v4"
-    whole = make_for(policy(env_id, 6))
-    training = make(env_id, wrappers=recipe().world.making["wrappers"])
+    whole = home_of(policy(env_id, 6)).make_for(policy(env_id, 6))
+    training = make(env_id, wrappers=recipe().environment.making["wrappers"])
     paid: list[set[float]] = []
     for env in (whole, training):
         env.reset(seed=2)
@@ -163,7 +163,7 @@ def test_points_are_not_clipped_in_evaluation_and_are_in_training():
 
 def test_a_game_left_in_its_middle_begins_anew_from_its_seed():
     subject = policy("BreakoutNoFrameskip-v4", 4)
-    assert not needs_fresh(lambda: make_for(subject), "test of whole games")
+    assert not needs_fresh(lambda: home_of(subject).make_for(subject), "test of whole games")
 
 
 def test_a_bare_game_counts_as_one_too():
@@ -185,14 +185,14 @@ def test_a_bare_game_counts_as_one_too():
     ],
 )
 def test_frames_are_skipped_once(env_id: str, wrapped: bool, kwargs: dict[str, Any], frames: int):
-    env = make(env_id, wrappers=recipe().world.making["wrappers"] if wrapped else (), env_kwargs=kwargs)
+    env = make(env_id, wrappers=recipe().environment.making["wrappers"] if wrapped else (), env_kwargs=kwargs)
     env.reset(seed=0)
     numbers = [env.step(0)[4]["episode_frame_number"] for _ in range(3)]
     assert np.diff(numbers).tolist() == [frames, frames]
 
 
 def test_the_newer_family_keeps_its_sticky_actions_under_stable_baselines3_s_wrapper():
-    ours = make("ALE/Pong-v5", wrappers=recipe().world.making["wrappers"][:1])
+    ours = make("ALE/Pong-v5", wrappers=recipe().environment.making["wrappers"][:1])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         reference = AtariWrapper(gymnasium.make("ALE/Pong-v5", frameskip=1))
@@ -216,4 +216,4 @@ def test_a_stochastic_skip_survives_a_file_that_knows_no_tuples():
 def test_a_missing_image_library_is_named_with_its_pip_command(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(QuarlError, match=r"needs a package: pip install 'quarl\[atari\]'"):
-        make("PongNoFrameskip-v4", wrappers=recipe().world.making["wrappers"])
+        make("PongNoFrameskip-v4", wrappers=recipe().environment.making["wrappers"])

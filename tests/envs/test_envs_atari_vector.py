@@ -14,7 +14,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import require
-from quarl.envs import make
+from quarl.envs import Environment, make
 from quarl.envs.wrappers import FrameStack
 from quarl.errors import QuarlError
 from quarl.runs.hyperparameters import Recipe, interpret
@@ -34,7 +34,11 @@ def recipe(n_envs: int = 2, stack: int = 4, env_kwargs: Any = None, **wrapper: A
 
 
 def native(env_id: str, n_envs: int = 2, **wrapper: Any) -> Any:
-    return make_environments(env_id, recipe(n_envs, **wrapper), "native")
+    return vector(env_id, recipe(n_envs, **wrapper), "native")
+
+
+def vector(env_id: str, asked: Recipe, *more: Any) -> Any:
+    return make_environments(Environment.from_file(env_id, asked.environment), asked, *more)
 
 
 class Fired(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -126,7 +130,7 @@ def test_a_lost_life_ends_an_episode_and_the_game_goes_on():
 @pytest.mark.slow
 def test_a_game_cut_by_its_time_limit_shows_its_own_last_observation():
     limit = recipe(env_kwargs={"max_num_frames_per_episode": 41}, noop_max=0)
-    cut, whole = make_environments("PongNoFrameskip-v4", limit, "native"), native("PongNoFrameskip-v4", noop_max=0)
+    cut, whole = vector("PongNoFrameskip-v4", limit, "native"), native("PongNoFrameskip-v4", noop_max=0)
     for env in (cut, whole):
         env.seed(4)
         env.reset()
@@ -175,7 +179,7 @@ def test_equal_seeds_give_equal_games_whatever_the_threads_do():
 def test_auto_is_native_where_it_plays_the_same_game():
     def kind(env_id: str, n_envs: int, **wrapper: Any) -> str:
         said: list[str] = []
-        env = make_environments(env_id, recipe(n_envs, **wrapper), "auto", said.append)
+        env = vector(env_id, recipe(n_envs, **wrapper), "auto", said.append)
         env.close()
         assert len(said) == (type(env).__name__ == "NativeAtari")
         return type(env).__name__
@@ -200,6 +204,6 @@ def test_auto_is_native_where_it_plays_the_same_game():
 )
 def test_native_says_in_one_line_what_it_cannot(env_id: str, entries: dict[str, Any], said: str):
     with pytest.raises(QuarlError, match=said) as caught:
-        make_environments(env_id, interpret({"n_timesteps": 1} | entries, Path("x")), "native")
+        vector(env_id, interpret({"n_timesteps": 1} | entries, Path("x")), "native")
     assert str(caught.value).startswith("--vec-env native: ")
     assert str(caught.value).endswith("; use --vec-env dummy")

@@ -12,7 +12,7 @@ import pytest
 import difficult_environments
 from quarl import engines
 from quarl.__main__ import main
-from quarl.envs import make
+from quarl.envs import Environment
 from quarl.envs.checked import BrokenEnvironmentError, Checked
 from quarl.errors import QuarlError, note_once
 from quarl.evaluation import evaluate, record
@@ -113,14 +113,15 @@ def test_where_one_environment_may_live_episodes_are_the_same_one_at_a_time(name
     env_id = f"{HERE}{name}-v0"
     engine = engines.load(TO_THE_MIDDLE, "reference", batch=batch)
     met, others = (
-        record(TO_THE_MIDDLE, "calibration", engine=engine, num=100, env_id=one) for one in (env_id, f"{HERE}Line-v0")
+        record(TO_THE_MIDDLE, engine=engine, num=100, environment=Environment.typed_by_user(one))
+        for one in (env_id, f"{HERE}Line-v0")
     )
     assert np.array_equal(met, others)
     assert not difficult_environments.Single.lives
 
 
 def test_an_environment_that_is_there_is_played_in_and_left_open():
-    with contextlib.closing(make(f"{HERE}Single-v0", trusted=True)) as env:
+    with contextlib.closing(Environment.typed_by_user(f"{HERE}Single-v0").make()) as env:
         found = played("Single", env=env, episodes=5)
         assert difficult_environments.Single.lives
     assert np.array_equal(found.returns, played("Line", episodes=5).returns)

@@ -16,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec, registry
 from zeros import linear
 
 import require
-from quarl.envs import make, make_for, resolve
+from quarl.envs import Environment, home_of, make
 from quarl.envs.wrappers import ChannelsFirst
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActionHead, Policy, Provenance
@@ -94,13 +94,13 @@ def test_a_policy_is_given_its_environment_wrappers_and_arguments() -> None:
         env_kwargs={"continuous": True},
         wrappers=(("gymnasium.wrappers.TimeAwareObservation", {}),),
     )
-    env = make_for(policy)
+    env = home_of(policy).make_for(policy)
     assert env.observation_space.shape == (9,)
 
 
 def test_a_policy_without_an_environment_asks_for_one() -> None:
     with pytest.raises(QuarlError, match="does not say which environment it was trained on; name one with --env"):
-        make_for(linear((4,)))
+        home_of(linear((4,)))
 
 
 @pytest.fixture
@@ -120,24 +120,24 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_the_users_own_module_is_imported_where_the_user_names_it(module: str) -> None:
     asked = f"{module}:Mine-v0"
-    assert resolve(asked, trusted=True) == asked
+    assert Environment.typed_by_user(asked).env_id == asked
     assert not Path("imported").exists()  # to resolve is not to import
-    spec = make(asked, trusted=True).spec
+    spec = Environment.typed_by_user(asked).make().spec
     assert spec is not None
     assert spec.max_episode_steps == 9
     with pytest.raises(QuarlError, match=r"registers no environment 'Other-v0'; call gymnasium\.register in it"):
-        make(f"{module}:Other-v0", trusted=True)
+        Environment.typed_by_user(f"{module}:Other-v0").make()
     with pytest.raises(QuarlError, match=r"cannot import 'no_such_module' .* ModuleNotFoundError"):
-        make("no_such_module:Any-v0", trusted=True)
+        Environment.typed_by_user("no_such_module:Any-v0").make()
 
 
 def test_a_policy_file_that_names_a_module_is_refused_and_the_users_choice_stands(module: str) -> None:
     policy = linear((4,), env_id=f"{module}:Mine-v0")
     with pytest.raises(QuarlError, match="only your own words may name a module, as in --env"):
-        make_for(policy)
-    make_for(policy, "CartPole-v1").close()
+        home_of(policy).make_for(policy)
+    home_of(policy, "CartPole-v1").make_for(policy).close()
     assert not Path("imported").exists()
-    make_for(policy, f"{module}:Mine-v0").close()
+    home_of(policy, f"{module}:Mine-v0").make_for(policy).close()
     assert Path("imported").exists()
 
 
@@ -173,7 +173,7 @@ def test_images_reach_a_convolution_policy_channels_first(monkeypatch: pytest.Mo
         head=ActionHead("argmax"),
         provenance=Provenance(env_id="Picture-v0"),
     )
-    env = make_for(policy)
+    env = home_of(policy).make_for(policy)
     assert isinstance(env, ChannelsFirst)
     observation, _ = env.reset(seed=0)
     assert observation.shape == env.observation_space.shape == (3, 5, 4)

@@ -9,7 +9,7 @@ import pytest
 from gymnasium.envs.registration import registry
 
 import require
-from quarl.envs import make, resolve
+from quarl.envs import Environment, make, resolve
 from quarl.envs.names import of_module
 from quarl.envs.suites import SUITES
 from quarl.errors import QuarlError
@@ -83,7 +83,7 @@ def test_a_name_far_from_every_id_gets_no_suggestion() -> None:
 @pytest.mark.parametrize("asked", ["Point-v0", "FetchBall-v4", "MyCartPole-v0", "AntMaze-v3", "CartPoleCustom-v0"])
 def test_an_environment_of_somebody_elses_is_no_misspelt_one(asked: str) -> None:
     with pytest.raises(QuarlError) as caught:
-        resolve(asked, trusted=True)
+        _ = Environment.typed_by_user(asked).env_id
     own = f"an environment of your own is --env module:{asked}"
     assert str(caught.value) == f"unknown environment {asked!r}; it is in no suite that is known here; {own}"
 

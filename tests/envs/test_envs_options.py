@@ -15,12 +15,13 @@ from zeros import linear
 import require
 from quarl.calibration import quantize
 from quarl.engines import load
-from quarl.envs import make, make_for
+from quarl.envs import Environment, home_of, in_environment, make
 from quarl.envs.bound import LONGEST, longest
-from quarl.envs.options import PREPROCESSED, EnvironmentOptions, described
+from quarl.envs.environment import PREPROCESSED
+from quarl.envs.options import EnvironmentOptions, described
 from quarl.envs.rollout import TOLD, Play, play
 from quarl.errors import QuarlError, note_once
-from quarl.evaluation import evaluate, record, world
+from quarl.evaluation import evaluate, record
 from quarl.policy.artifact import from_bytes, to_bytes
 from quarl.policy.graph import Policy
 from quarl.quant.spec import QuantSpec
@@ -56,26 +57,27 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> str:
 def test_what_is_given_replaces_and_the_rest_stays() -> None:
     stack = (VEC_FRAME_STACK, {"n_stack": 4})
     policy = linear((4,), env_id="CartPole-v1", env_kwargs={"a": 1, "b": 2}, wrappers=((SKIP, {"skip": 2}), stack))
-    options = EnvironmentOptions.of(env_kwargs={"b": 3}, wrappers=["TimeLimit:max_episode_steps=7"])
-    found = options.at_home(policy).provenance
+    options: Any = {"env_kwargs": {"b": 3}, "wrappers": ["TimeLimit:max_episode_steps=7"]}
+    found = in_environment(policy, **options)[0].provenance
     assert found.env_kwargs == {"a": 1, "b": 3}
     assert found.wrappers == ((LIMIT, {"max_episode_steps": 7}), stack)
     assert found.max_episode_steps is None
-    assert EnvironmentOptions.of(frame_stack=2).at_home(policy).provenance.wrappers[1][1] == {"n_stack": 2}
-    assert EnvironmentOptions.of(wrappers=["none"], frame_stack=1).at_home(policy).provenance.wrappers == ()
-    assert EnvironmentOptions().at_home(policy) is policy
+    assert in_environment(policy, frame_stack=2)[0].provenance.wrappers[1][1] == {"n_stack": 2}
+    assert in_environment(policy, wrappers=["none"], frame_stack=1)[0].provenance.wrappers == ()
+    assert in_environment(policy)[0] is policy
     assert described(found) == ("CartPole-v1, a=1, b=3, TimeLimit(max_episode_steps=7), VecFrameStack(n_stack=4)")
-    assert options.game("Pong-v4") == "a game of Atari: Pong-v4, b=3, TimeLimit(max_episode_steps=7)"
+    pong = Environment.typed_by_user("Pong-v4", EnvironmentOptions.of(**options))
+    assert described(pong) == "Pong-v4, b=3, TimeLimit(max_episode_steps=7)"
     images = linear(PREPROCESSED, env_id="Mine-v0")  # not known, and so not taken for a game
-    assert EnvironmentOptions().at_home(images) is images
+    assert in_environment(images)[0] is images
 
 
 def test_another_environment_gets_what_is_given_and_nothing_of_the_files_arguments() -> None:
     policy = linear((4,), env_id="CartPole-v1", env_kwargs={"a": 1}, max_episode_steps=9)
-    found = EnvironmentOptions.of(env_kwargs={"b": 3}).at_home(policy, "Acrobot-v1").provenance
+    found = in_environment(policy, "Acrobot-v1", env_kwargs={"b": 3})[0].provenance
     assert (found.env_id, found.env_kwargs, found.max_episode_steps) == ("Acrobot-v1", {"b": 3}, None)
     mine = replace(policy, provenance=replace(policy.provenance, env_id="Mine-v0"))
-    assert EnvironmentOptions().at_home(mine, "module:Mine-v0").provenance.env_kwargs == {"a": 1}
+    assert in_environment(mine, "module:Mine-v0")[0].provenance.env_kwargs == {"a": 1}
 
 
 def test_hyper_parameters_are_written_in_rl_zoos_words() -> None:
@@ -109,15 +111,16 @@ def test_frames_of_an_atari_agent_tell_its_preprocessing(capsys: pytest.CaptureF
     note_once.cache_clear()
     policy = linear(PREPROCESSED, 6)
     for options, env_id in ({}, "ALE/Pong-v5"), ({"frame_stack": 4}, "PongNoFrameskip-v4"):
-        found = EnvironmentOptions.of(**options).at_home(policy, env_id)
+        found, environment = in_environment(policy, env_id, **options)
+        assert environment is not None
         assert [name.rpartition(".")[2] for name, _ in found.provenance.wrappers] == ["AtariWrapper", "VecFrameStack"]
-        make_for(found, env_id).close()
+        environment.make_for(found).close()
         said = f"quarl: uint8 (4, 84, 84) on {env_id} is Stable-Baselines3's preprocessing: AtariWrapper and 4 frames\n"
         assert capsys.readouterr().err == said
-    own = EnvironmentOptions.of(wrappers=["WarpFrame"]).at_home(policy, "PongNoFrameskip-v4")
+    own, _ = in_environment(policy, "PongNoFrameskip-v4", wrappers=["WarpFrame"])
     with pytest.raises(QuarlError, match="they are 4 frames of it: --frame-stack 4"):
-        make_for(own, "PongNoFrameskip-v4")
-    assert EnvironmentOptions().at_home(policy, "CartPole-v1").provenance.wrappers == ()
+        home_of(own, "PongNoFrameskip-v4").make_for(own)
+    assert in_environment(policy, "CartPole-v1")[0].provenance.wrappers == ()
 
 
 @pytest.mark.parametrize(
@@ -129,17 +132,15 @@ def test_a_refusal_says_how_many_frames_would_fit(env_id: str, shape: tuple[int,
         require.module("ale_py")
     line = f"they are {frames} frames of it: --frame-stack {frames}" if frames else "--env-kwargs, --wrapper"
     with pytest.raises(QuarlError, match=line):
-        make_for(linear(shape, 2), env_id)
-    stacked = EnvironmentOptions.of(frame_stack=frames or 1).at_home(
-        linear(shape, 6 if "Pong" in env_id else 2), env_id
-    )
+        home_of(linear(shape, 2), env_id).make_for(linear(shape, 2))
+    stacked = in_environment(linear(shape, 6 if "Pong" in env_id else 2), env_id, frame_stack=frames or 1)[0]
     if frames:
-        make_for(stacked, env_id).close()
+        home_of(stacked, env_id).make_for(stacked).close()
 
 
 def test_the_limit_is_the_environments() -> None:
-    policy = EnvironmentOptions.of(max_episode_steps=7).at_home(linear((4,)), "CartPole-v1")
-    spec = make_for(policy, "CartPole-v1").spec
+    policy, _ = in_environment(linear((4,)), "CartPole-v1", max_episode_steps=7)
+    spec = home_of(policy, "CartPole-v1").make_for(policy).spec
     assert spec is not None
     assert spec.max_episode_steps == 7
     spec = make("CartPole-v1", env_kwargs={"max_episode_steps": 8}).spec  # RL Zoo's files have it there
@@ -180,14 +181,15 @@ def test_a_file_does_not_lengthen_episodes_and_a_user_does() -> None:
 
 def test_a_policy_remembers_how_long_the_user_lets_it_play_and_its_file_does_not() -> None:
     policy = linear((4,), env_id="CartPole-v1")
-    told = EnvironmentOptions.of(max_episode_steps=200_000).at_home(policy)
-    assert world(told, None)[0] == "CartPole-v1"
-    assert world(EnvironmentOptions.of(frame_stack=1).at_home(told), None)[0] == "CartPole-v1"
+    told, home = in_environment(policy, max_episode_steps=200_000)
+    assert home is not None
+    assert home.playing(told)["bound"] == home_of(told).playing(told)["bound"] == 200_000
+    assert home_of(in_environment(told, frame_stack=1)[0]).playing(told)["bound"] == 200_000
     exact = quantize(told, QuantSpec.parse("fp32"))
     assert len(record(exact, engine=load(exact), num=5)) == 5
     assert evaluate(exact, episodes=1).num_steps < 20
     with pytest.raises(QuarlError, match="max_episode_steps is 200,000: episodes of more than 120,000 steps"):
-        world(from_bytes(to_bytes(told), "saved"), None)
+        home_of(from_bytes(to_bytes(told), "saved")).playing(told)
 
 
 def first_episode(policy: Policy, make_env: Any, bound: int) -> list[Any]:
@@ -203,7 +205,7 @@ def test_steps_count_inside_wrappers_and_an_endless_episode_is_told_early(
     policy = linear((1,), env_id=endless, wrappers=((SKIP, {"skip": 10}),))
 
     def episodes(policy: Policy, bound: int) -> list[Any]:
-        return first_episode(policy, lambda: make_for(policy, None, bound), bound)
+        return first_episode(policy, lambda: home_of(policy).make_for(policy, bound), bound)
 
     Endless.steps = 0
     with pytest.raises(QuarlError, match=r"not ended after 3,000 steps: give the environment a time limit with --max"):
@@ -238,6 +240,6 @@ def test_an_episode_that_ends_by_itself_after_a_thousand_steps_is_not_told_of(
 
     note_once.cache_clear()
     policy = linear((1,), env_id=endless)
-    (episode,) = first_episode(policy, lambda: Ends(make_for(policy, None)), 3_000)
+    (episode,) = first_episode(policy, lambda: Ends(home_of(policy).make_for(policy)), 3_000)
     assert episode.length == TOLD
     assert capsys.readouterr().err == ""

@@ -17,7 +17,7 @@ import require
 from quarl import engines
 from quarl.calibration import quantize
 from quarl.cli import main
-from quarl.envs import make_for
+from quarl.envs import home_of
 from quarl.envs.rollout import Play, play
 from quarl.envs.seeds import episode_seed
 from quarl.quant.spec import QuantSpec
@@ -87,7 +87,7 @@ def test_an_agent_sees_what_it_was_trained_on(
         return engine.run(observations)
 
     def short() -> gymnasium.Env[Any, Any]:
-        return gymnasium.wrappers.TimeLimit(make_for(policy), NUM_STEPS)
+        return gymnasium.wrappers.TimeLimit(home_of(policy).make_for(policy), NUM_STEPS)
 
     assert short().get_wrapper_attr("older_observation").startswith(said)
     told = Play(policy=acting, make=short, batch=1, stream="evaluation", seed=0, fresh=False)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import require
 from quarl.calibration import quantize
-from quarl.envs import make, make_for
+from quarl.envs import Environment, home_of, make
 from quarl.envs.rollout import Play, play
 from quarl.envs.seeds import episode_seed
 from quarl.evaluation import evaluate
@@ -52,7 +52,7 @@ def recipe(env_id: str, *more: Any) -> Recipe:
 
 def policy(env_id: str, *more: Any, trained: bool = True) -> Policy:
     """A policy for the environment, with random weights, or with none: it always does the same."""
-    found = recipe(env_id, *more).world.wrappers
+    found = recipe(env_id, *more).environment.wrappers
     env = make(env_id, wrappers=found)
     env.close()
     shape, actions = env.observation_space.shape, env.action_space
@@ -96,8 +96,8 @@ def test_a_policy_takes_real_steps_on_integer_kernels(env_id: str, package: str)
 def test_what_a_learner_sees_at_truncation_is_the_step_s_own_observation(env_id: str, package: str):
     require.module(package)
     timed = recipe(env_id, TIMED)
-    learning = make_environments(env_id, timed)
-    alone = make(env_id, wrappers=timed.world.wrappers)
+    learning = make_environments(Environment.from_file(env_id, timed.environment), timed)
+    alone = make(env_id, wrappers=timed.environment.wrappers)
     learning.action_space.seed(1)
     learning.seed(3)
     shown, _ = alone.reset(seed=3)
@@ -126,9 +126,10 @@ def test_what_evaluation_keeps_at_truncation_is_the_step_s_own_observation(env_i
     def still(observations: Array) -> Array:
         return np.zeros((len(observations), size), np.float32)
 
-    told = Play(policy=subject, make=lambda: make_for(subject), batch=2, stream="probe", seed=0, fresh=False)
+    home = home_of(subject)
+    told = Play(policy=subject, make=lambda: home.make_for(subject), batch=2, stream="probe", seed=0, fresh=False)
     episodes = sorted(play(told, still, range(3)), key=lambda episode: episode.index)
-    alone = make_for(subject)
+    alone = home.make_for(subject)
     action: Any = subject.head(still(np.zeros((1, 1))))[0]
     action = action.item() if subject.head.kind == "argmax" else action
     for k, episode in enumerate(episodes):

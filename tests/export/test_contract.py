@@ -12,7 +12,7 @@ import pytest
 import networks
 from quarl.calibration import quantize
 from quarl.engines import litert, onnx
-from quarl.envs import make_for
+from quarl.envs import home_of
 from quarl.envs.wrappers import FrameStack
 from quarl.errors import QuarlError
 from quarl.export import contract
@@ -131,7 +131,7 @@ def test_the_remaining_time_behind_a_box_is_named_in_the_readme():
     policy = replace(
         policy, provenance=Provenance(env_id="CartPole-v1", wrappers=(("rl_zoo3.wrappers.TimeFeatureWrapper", {}),))
     )
-    env = make_for(policy)
+    env = home_of(policy).make_for(policy)
     said = names(policy, env)
     env.close()
     assert said[3:] == [(3, "Pole Angular Velocity", "CartPoleEnv"), (4, "remaining time, from 1 to 0", "TimeFeature")]

@@ -25,7 +25,7 @@ from torch import nn
 import quarl
 import require
 from quarl.engines.reference import as_float
-from quarl.envs import make_for
+from quarl.envs import home_of
 from quarl.errors import QuarlError, UnsupportedError, note_once
 from quarl.policy.graph import Policy, Provenance
 from quarl.policy.operators import Dense, Normalize
@@ -319,7 +319,7 @@ def test_arguments_wrappers_and_frames_of_a_live_environment_are_the_policys():
         ("TimeFeatureWrapper", {"max_steps": 999, "test_mode": False}),
         ("VecFrameStack", {"n_stack": 3, "channels_order": "last"}),
     ]
-    theirs, ours = model.get_env(), make_for(policy)
+    theirs, ours = model.get_env(), home_of(policy).make_for(policy)
     theirs.seed(7)
     assert np.array_equal(theirs.reset()[0], ours.reset(seed=7)[0])
     for _ in range(4):

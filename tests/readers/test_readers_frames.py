@@ -16,8 +16,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNorm
 import quarl
 from quarl.cli import main
 from quarl.engines.reference import as_float
-from quarl.envs import make
-from quarl.envs.options import EnvironmentOptions, described
+from quarl.envs import in_environment, make
+from quarl.envs.options import described
 from quarl.errors import QuarlError
 from quarl.policy import artifact
 from quarl.policy.graph import Policy
@@ -99,7 +99,7 @@ def test_the_environment_in_a_line_stays_short(model: PPO):
     home = from_model(model).provenance
     many = [(VEC_FRAME_STACK, {"n_stack": 2, "before": [0.1] * 500})]
     assert "before=[0.5, -0.25, 3.0]" in described(home)
-    other = EnvironmentOptions.of(frame_stack=4).at_home(from_model(model)).provenance.wrappers[-1][1]
+    other = in_environment(from_model(model), frame_stack=4)[0].provenance.wrappers[-1][1]
     assert (other["n_stack"], other["before"]) == (4, MEAN)
     home = type(home)(env_id=ENV, wrappers=tuple(many))
     assert len(described(home)) < 120

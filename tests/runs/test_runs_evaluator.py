@@ -13,6 +13,7 @@ from training_runs import train
 
 from quarl.calibration import quantize
 from quarl.config import TrainConfig
+from quarl.envs import Environment
 from quarl.errors import QuarlError
 from quarl.evaluation import evaluate
 from quarl.policy.graph import QuantizedPolicy
@@ -20,12 +21,11 @@ from quarl.quant.spec import EXACT
 from quarl.readers import load
 from quarl.runs.evaluator import BestEvaluator, undisturbed
 from quarl.runs.folder import RunFolder
-from quarl.runs.hyperparameters import interpret
 
 
 def evaluator(tmp_path, say=print, **options):
-    recipe = interpret({"n_timesteps": 10}, tmp_path)
-    return BestEvaluator(TrainConfig(**options), recipe, lambda: RunFolder(tmp_path, "CartPole-v1"), say)
+    environment = Environment.typed_by_user(TrainConfig(**options).env)
+    return BestEvaluator(TrainConfig(**options), environment, lambda: RunFolder(tmp_path, "CartPole-v1"), say)
 
 
 def test_the_best_is_the_highest_mean_and_a_tie_does_not_count(tmp_path):

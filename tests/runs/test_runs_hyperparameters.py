@@ -41,8 +41,8 @@ def test_what_is_the_environments_is_not_the_learner_s():
     )
     assert (recipe.n_timesteps, recipe.n_envs, recipe.noise) == (1000, 4, ("normal", 0.3))
     assert recipe.normalize == {"norm_obs": True, "norm_reward": False, "gamma": 0.9}
-    assert recipe.world.wrappers == (("gymnasium.wrappers.TimeLimit", {"max_episode_steps": 5}),)
-    assert recipe.world.env_kwargs == {"g": 9.0}
+    assert recipe.environment.wrappers == (("gymnasium.wrappers.TimeLimit", {"max_episode_steps": 5}),)
+    assert recipe.environment.env_kwargs == {"g": 9.0}
     assert recipe.arguments == {"gamma": 0.9, "train_freq": (1, "episode"), "policy_kwargs": {"net_arch": [8]}}
 
 
@@ -63,7 +63,7 @@ def test_classes_go_by_all_their_usual_names(name):
 
 def test_stacked_frames_are_the_outermost_wrapper():
     recipe = of(env_wrapper="gymnasium.wrappers.ClipAction", frame_stack=4, normalize="dict(norm_obs=False)")
-    assert recipe.world.wrappers == (
+    assert recipe.environment.wrappers == (
         ("gymnasium.wrappers.ClipAction", {}),
         ("stable_baselines3.common.vec_env.VecFrameStack", {"n_stack": 4}),
     )

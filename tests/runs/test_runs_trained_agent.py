@@ -98,7 +98,7 @@ def test_statistics_and_wrappers_come_from_the_agent_s_folder(tmp_path):
         assert (ours.mean == theirs.mean).all()
         assert (ours.var == theirs.var).all()
         assert ours.count == theirs.count
-    assert found.options.recipe.world.wrappers == (("sb3_contrib.common.wrappers.TimeFeatureWrapper", {}),)
+    assert found.options.recipe.environment.wrappers == (("sb3_contrib.common.wrappers.TimeFeatureWrapper", {}),)
     agent, again = quarl.load(path), from_model(found.model)
     rows = observations(found.model)
     assert np.array_equal(agent.predict(rows)[0], Agent(again).predict(rows)[0])

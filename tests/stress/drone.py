@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from quarl.calibration import quantize
+from quarl.envs import home_of
 from quarl.evaluation import record
 from quarl.quant.spec import QuantSpec
 from quarl.readers.load import read
@@ -26,7 +27,7 @@ def main(*paths: str) -> int:
     rows = []
     for path in agents:
         policy = read(path)
-        met = record(policy, "calibration", env_id=ENVIRONMENT)
+        met = record(policy, "calibration", environment=home_of(policy, ENVIRONMENT))
         for precision in ("int8", "int4e8", "int4e4"):
             quantized = quantize(policy, QuantSpec.parse(precision, mode="static"), met)
             for board in ("c-m4", "c-m0"):

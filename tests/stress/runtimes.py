@@ -26,9 +26,10 @@ from quarl import engines, stats
 from quarl.arrays import Array
 from quarl.calibration import quantize
 from quarl.engines import litert, onnx, reference
+from quarl.envs import home_of
 from quarl.envs.rollout import Play, play
 from quarl.errors import QuarlError
-from quarl.evaluation import record, world
+from quarl.evaluation import record
 from quarl.export import qdq, runtimes
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import QuantSpec
@@ -58,7 +59,7 @@ def returns(policy: Policy, run: Callable[[Array], Array], episodes: int) -> Arr
     """[episodes] of what acts on `run`, which gives scores or actions."""
     if not policy.head.is_discrete:
         policy = dataclasses.replace(policy, head=dataclasses.replace(policy.head, kind="clip"))
-    setting = Play(policy=policy, batch=1, stream="evaluation", seed=0, **world(policy, None)[1])
+    setting = Play(policy=policy, batch=1, stream="evaluation", seed=0, **home_of(policy).playing(policy))
     played = sorted(play(setting, run, range(episodes)), key=lambda episode: episode.index)
     return np.array([episode.total for episode in played])
 

@@ -15,7 +15,7 @@ from quarl.actorq import roles, wire
 from quarl.actorq.block import Block
 from quarl.actorq.board import ORDERED
 from quarl.actorq.counters import CLASSES, Actor, Learner
-from quarl.actorq.environments import Environments, world_of
+from quarl.actorq.environments import Environments, environment_of
 from quarl.actorq.exploration import Explorer
 from quarl.arrays import Array
 from quarl.config import ActorQConfig
@@ -69,12 +69,12 @@ class ActorLoop(roles.Actor):
         stored = self.channel.dtype["observation"]
         seen = np.zeros((self.num_envs, *stored.shape), stored.base)
         say = partial(note, spec.log)
-        self.world = Environments(
-            config.env, self.num_envs, config.seed, place, self.cells, seen, say, world_of(config)
+        self.environments = Environments(
+            environment_of(config), self.num_envs, config.seed, place, self.cells, seen, say
         )
         self.block: Block | None = None
         if self.num_envs > ROW_WISE:
-            self.block = Block(self.world, self.channel.dtype, spec.index, spec.incarnation, self.cells)
+            self.block = Block(self.environments, self.channel.dtype, spec.index, spec.incarnation, self.cells)
         self.version = self.step_of_version = 0
         self.engine: engines.Engine
         self.explorer: Explorer
@@ -146,7 +146,8 @@ class ActorLoop(roles.Actor):
 
     def _act(self, num_steps: int, *, random: bool) -> None:
         inference_s = environment_s = insert_s = 0.0
-        now, send, world, cells, block = time.monotonic, self.channel.send, self.world, self.cells, self.block
+        now, send, cells, block = time.monotonic, self.channel.send, self.cells, self.block
+        environments = self.environments
         index, incarnation = self.spec.index, self.spec.incarnation
         until = now() + BLOCK_S
         version = -1 if random else self.version
@@ -158,7 +159,7 @@ class ActorLoop(roles.Actor):
                 actions, stored = self.explorer.random(self.num_envs)
                 acted = before
             else:
-                outputs = self.engine.run(world.observations)
+                outputs = self.engine.run(environments.observations)
                 acted = now()
                 actions, stored = self.explorer.act(outputs, epsilon)
             # many environments: all of them step, and what comes of it is sent at once
@@ -172,37 +173,38 @@ class ActorLoop(roles.Actor):
                 sent = now()
                 insert_s += sent - started
                 for k in ended:
-                    world.reset(k)
+                    environments.reset(k)
                 environment_s += now() - sent
             for k in range(self.num_envs if block is None else 0):
                 # step the environment; one that raises is made anew, and what it did has no end in replay
                 started = now()
                 try:
-                    observation, reward, terminated, truncated, _ = world.envs[k].step(actions[k])
+                    observation, reward, terminated, truncated, _ = environments.envs[k].step(actions[k])
                 except RAISED as error:  # whatever a simulator raises
-                    world.replace(k, error)
+                    environments.replace(k, error)
                     continue
                 cells[HEARTBEAT_S] = stepped = now()
                 # send the segment, and count it when it is whole
                 gained = float(reward)
-                episode = (world.length[k] + 1, world.total[k] + gained)
+                episode = (environments.length[k] + 1, environments.total[k] + gained)
                 done = terminated or truncated
                 length, total = episode if done else NOT_ENDED
-                head = (world.sequence[k], version, index, incarnation, k, length, total, gained, terminated, truncated)
-                send(head, stored[k], world.observations[k], observation)
+                place = (environments.sequence[k], version, index, incarnation, k)
+                head = (*place, length, total, gained, terminated, truncated)
+                send(head, stored[k], environments.observations[k], observation)
                 self.steps += 1
                 cells[STEPS] = self.steps
-                world.sequence[k] += 1
-                world.length[k], world.total[k] = NOT_ENDED if done else episode
+                environments.sequence[k] += 1
+                environments.length[k], environments.total[k] = NOT_ENDED if done else episode
                 environment_s += stepped - started
                 insert_s += now() - stepped
                 # go on from there, or begin the next episode
                 if done:
                     started = now()
-                    world.reset(k)
+                    environments.reset(k)
                     environment_s += now() - started
                 else:
-                    world.observations[k] = observation
+                    environments.observations[k] = observation
             # leave after a while: others want to be looked at
             inference_s += acted - before
             if self.acting_since is not None and not random:
@@ -246,7 +248,7 @@ class ActorLoop(roles.Actor):
             return False
         snapshot, (head, engine, unpack_s, load_s) = pulled
         if self.version == 0:
-            self.explorer = Explorer(head, self.world.action_space, self.spec.rung, self.rng)
+            self.explorer = Explorer(head, self.environments.action_space, self.spec.rung, self.rng)
         self.engine, self.version, self.step_of_version = engine, snapshot.version, snapshot.step
         self.acting_since = snapshot.stamp_ns
         cells[Actor.PULL_S] += done - start - unpack_s - load_s
@@ -266,7 +268,7 @@ class ActorLoop(roles.Actor):
         policy = wire.unpack(data.copy() if self.config.engine == "torch" else data, checked=ORDERED)
         between = time.perf_counter()
         engine = engines.load(policy, self.config.engine, batch=self.num_envs)
-        engine.run(self.world.observations)
+        engine.run(self.environments.observations)
         return policy.head, engine, between - start, time.perf_counter() - between
 
     def _first_action(self) -> None:
@@ -285,4 +287,4 @@ def main(spec: ActorSpec) -> None:
     try:
         loop.run()
     finally:
-        loop.world.close()
+        loop.environments.close()

@@ -18,13 +18,15 @@ HEARTBEAT_S = int(Actor.HEARTBEAT_S)
 class Block:
     """Steps the environments of an actor side by side; what comes of it are the segments that its row loop sends."""
 
-    def __init__(self, world: Environments, dtype: np.dtype[Any], actor: int, incarnation: int, cells: Array) -> None:
+    def __init__(
+        self, environments: Environments, dtype: np.dtype[Any], actor: int, incarnation: int, cells: Array
+    ) -> None:
         """dtype: of a segment; cells: the actor's row of the counters."""
-        self._world, self._cells = world, cells
-        world.sequence, world.length, world.total = (
-            np.array(each) for each in (world.sequence, world.length, world.total)
+        self._environments, self._cells = environments, cells
+        environments.sequence, environments.length, environments.total = (
+            np.array(each) for each in (environments.sequence, environments.length, environments.total)
         )
-        self.rows = np.zeros(len(world.envs), dtype)
+        self.rows = np.zeros(len(environments.envs), dtype)
         self.rows["actor"], self.rows["incarnation"] = actor, incarnation
         self.rows["environment"] = np.arange(len(self.rows))
         self._columns = {name: self.rows[name] for name in dtype.names or ()}
@@ -35,8 +37,9 @@ class Block:
         One that raises is made anew, and what it did has no end in replay. An episode that is over is left to a
         `reset`, so that its segment need not wait for that.
         """
-        world, cells, columns, now = self._world, self._cells, self._columns, time.monotonic
-        columns["observation"][:], columns["action"][:] = world.observations, stored  # environments may change theirs
+        environments, cells, columns, now = self._environments, self._cells, self._columns, time.monotonic
+        columns["observation"][:] = environments.observations  # they may change theirs
+        columns["action"][:] = stored
         following = columns["next_observation"]
         rewards, terminations, truncations = [], [], []
         over: list[int] = []
@@ -45,10 +48,10 @@ class Block:
         for k, action in enumerate(actions):
             started = now()
             try:
-                observation, reward, terminated, truncated, _ = world.envs[k].step(action)
+                observation, reward, terminated, truncated, _ = environments.envs[k].step(action)
             except RAISED as error:  # whatever a simulator raises
-                world.replace(k, error)
-                observation, reward, terminated, truncated = world.observations[k], 0.0, False, False
+                environments.replace(k, error)
+                observation, reward, terminated, truncated = environments.observations[k], 0.0, False, False
                 lost.append(k)
             cells[HEARTBEAT_S] = stepped = now()
             environment_s += stepped - started
@@ -58,19 +61,20 @@ class Block:
             truncations.append(truncated)
             if terminated or truncated:
                 over.append(k)
-        columns["version"][:], columns["sequence"][:], columns["reward"][:] = version, world.sequence, rewards
+        columns["version"][:], columns["sequence"][:], columns["reward"][:] = version, environments.sequence, rewards
         columns["terminated"][:], columns["truncated"][:] = terminations, truncations
         columns["episode_length"][:] = columns["episode_return"][:] = 0
         # where each of them stands now
-        world.observations[:] = following
-        world.sequence += 1
-        world.length += 1
-        world.total += columns["reward"]
+        environments.observations[:] = following
+        environments.sequence += 1
+        environments.length += 1
+        environments.total += columns["reward"]
         if over:
-            columns["episode_length"][over], columns["episode_return"][over] = world.length[over], world.total[over]
-            world.length[over] = world.total[over] = 0
+            columns["episode_length"][over] = environments.length[over]
+            columns["episode_return"][over] = environments.total[over]
+            environments.length[over] = environments.total[over] = 0
         if not lost:
             return self.rows, over, environment_s
-        world.sequence[lost] -= 1
-        world.length[lost] = 0
+        environments.sequence[lost] -= 1
+        environments.length[lost] = 0
         return np.delete(self.rows, lost), over, environment_s

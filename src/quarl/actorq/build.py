@@ -9,7 +9,6 @@ import inspect
 import math
 import warnings
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 from torch.optim import Adam
 
 from quarl import qat
-from quarl.actorq.environments import world_of
+from quarl.actorq.environments import environment_of
 from quarl.actorq.limiter import RateLimiter
 from quarl.actorq.replay import SegmentReplay
 from quarl.algorithms.clocks import NO_UPDATES, no_update
@@ -28,7 +27,6 @@ from quarl.algorithms.learners import DOUBLE, constructor, make_learner
 from quarl.algorithms.zoo_arguments import arguments
 from quarl.config import ActorQConfig
 from quarl.config.actorq import GIVEN_ONCE
-from quarl.envs import make
 from quarl.envs.checked import Recalled
 from quarl.envs.options import OF_ENVIRONMENT
 from quarl.errors import QuarlError
@@ -54,12 +52,12 @@ five discounts of what it bootstrapped from; its D4PG's lie with D4PG."""
 
 
 def recalled(config: ActorQConfig) -> Recalled:
-    """What the run's model needs of its environment, which is made and closed for it."""
-    return Recalled(partial(make, config.env, trusted=True, **world_of(config).making), config.seed)
+    """Return what the run's model needs of its environment, which is made and closed for it."""
+    return Recalled(environment_of(config).make, config.seed)
 
 
-def build(config: ActorQConfig, world: Recalled | None = None) -> OffPolicyAlgorithm:
-    """The model, its replay empty, seeded; nothing has been trained. world: `recalled`, where it is at hand."""
+def build(config: ActorQConfig, environment: Recalled | None = None) -> OffPolicyAlgorithm:
+    """The model, its replay empty, seeded; nothing has been trained. environment: `recalled`, if it is at hand."""
     cls, parameters, critic = hyperparameters(config)
     defaults = inspect.signature(cls.__init__).parameters
     gamma = float(parameters.get("gamma", defaults["gamma"].default))
@@ -69,7 +67,7 @@ def build(config: ActorQConfig, world: Recalled | None = None) -> OffPolicyAlgor
         raise QuarlError(
             "--params target_update_interval: SAC's target network moves at every update of actorq; give a smaller tau"
         )
-    env: VecEnv = DummyVecEnv([lambda: world or recalled(config)])
+    env: VecEnv = DummyVecEnv([lambda: environment or recalled(config)])
     env = VecNormalize(env, gamma=gamma) if config.normalize else env
     policy_kwargs = dict(parameters.pop("policy_kwargs", {}))
     if arch := _net_arch(config, critic, policy_kwargs.get("net_arch")):

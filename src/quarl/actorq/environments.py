@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,9 @@ import gymnasium
 from quarl.actorq.counters import Actor
 from quarl.arrays import Array
 from quarl.config import ActorQConfig
-from quarl.envs import make, resolve
 from quarl.envs.bound import LIMIT, longest
 from quarl.envs.checked import broken
-from quarl.envs.names import is_atari
+from quarl.envs.environment import Environment
 from quarl.envs.options import EnvironmentOptions
 from quarl.envs.seeds import EPISODE_BITS, episode_seed
 from quarl.envs.wrappers import channels_as
@@ -33,16 +33,16 @@ PAUSE_S = 0.1
 """After one that could not be made anew; twice as long after each further one."""
 
 
-def world_of(config: ActorQConfig) -> EnvironmentOptions:
-    """How the environments are made: what --params says of them in RL Zoo's words, and over it the verb's options.
+def environment_of(config: ActorQConfig) -> Environment:
+    """Return the run's environment: --params describes it in RL Zoo's words, and the verb's options replace these.
 
-    Games of Atari are preprocessed where neither says otherwise.
+    Games of Atari are preprocessed if neither says otherwise.
     """
-    rule = PREPROCESSING if is_atari(resolve(config.env, trusted=True)) else {}
+    rule = PREPROCESSING if Environment.typed_by_user(config.env).is_atari else {}
     written = EnvironmentOptions.said(config).over(rule | config.hyperparameters())
-    world = EnvironmentOptions.written(written, Path("--params"))
-    longest(world.env_kwargs.get(LIMIT), config.max_episode_steps)
-    return world
+    options = EnvironmentOptions.written(written, Path("--params"))
+    longest(options.env_kwargs.get(LIMIT), config.max_episode_steps)
+    return replace(Environment.typed_by_user(config.env, options), longest=config.max_episode_steps)
 
 
 class Environments:
@@ -50,22 +50,20 @@ class Environments:
 
     def __init__(
         self,
-        env_id: str,
+        environment: Environment,
         num: int,
         seed: int,
         place: int,
         cells: Array,
         observations: Array,
         say: Callable[[str], None],
-        world: EnvironmentOptions = EnvironmentOptions(),  # noqa: B008  # frozen
     ) -> None:
         """place: number of the incarnation among those of all actors; cells: the actor's row of the counters.
 
         observations [num, *shape]: in the learner's shape and dtype, where each environment stands. say: hears of the
         first environment that raises; all are counted.
         """
-        self._env_id, self._seed, self._place, self._cells, self._say = env_id, seed, place, cells, say
-        self._making = world.making
+        self._environment, self._seed, self._place, self._cells, self._say = environment, seed, place, cells, say
         self._made = self._raised = 0
         self.sequence: Any = [0] * num
         """Number of the next segment of each; a list, or an array where a `Block` steps them."""
@@ -128,7 +126,7 @@ class Environments:
         self._cells[Actor.HEARTBEAT_S] = time.monotonic()
 
     def _make(self) -> gymnasium.Env[Any, Any]:
-        env = channels_as(make(self._env_id, trusted=True, **self._making), self.observations.shape[1:])
+        env = channels_as(self._environment.make(), self.observations.shape[1:])
         self._beat()
         return env
 

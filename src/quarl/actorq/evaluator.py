@@ -10,7 +10,7 @@ import numpy as np
 from quarl import stats
 from quarl.actorq import wire
 from quarl.actorq.counters import Learner
-from quarl.actorq.environments import world_of
+from quarl.actorq.environments import environment_of
 from quarl.actorq.roles import Channel
 from quarl.actorq.weights import Template
 from quarl.calibration import quantize
@@ -37,7 +37,7 @@ class ActorsEvaluator(Evaluator):
 
     def __init__(self, config: ActorQConfig, template: Template, channel: Channel, say: Callable[[str], None]) -> None:
         super().__init__(config, say)
-        self.template, self.channel, self._world = template, channel, world_of(config)
+        self.template, self.channel, self._environment = template, channel, environment_of(config)
         self.logger, self._path = make_logger(config, lambda: config.output, say), config.output / "evaluations.jsonl"
         self.entries: list[dict[str, Any]] = []
         self.reached_s: float | None = None
@@ -59,13 +59,13 @@ class ActorsEvaluator(Evaluator):
         floats = self.channel.floats.pull()
         if floats is not None:
             policy = self.template.policy(floats.data.view(np.float32))
-            exact = quantize(self._world.at_home(policy, self.config.env), EXACT)
+            exact = quantize(self._environment.told(policy), EXACT)
             entry |= {"version": floats.version, **self._play(exact, "return", episodes)}
             if last:
                 artifact.write(exact, self.config.output / "policy-fp32.safetensors")
         packed = self.channel.packed.pull()
         if packed is not None:
-            quantized = self._world.at_home(wire.unpack(packed.data), self.config.env)
+            quantized = self._environment.told(wire.unpack(packed.data))
             entry |= {"version_quantised": packed.version, **self._play(quantized, "return_quantised", episodes)}
             if last:
                 artifact.write(quantized, self.config.output / f"policy-{self._sent(quantized)}.safetensors")
@@ -111,7 +111,7 @@ class ActorsEvaluator(Evaluator):
         if not episodes:
             return {}
         seed = 1000 * self.config.seed + len(self.entries)
-        played = self.play(policy, episodes=episodes, seed=seed, stochastic=False)
+        played = self.play(policy, env=self._environment, episodes=episodes, seed=seed, stochastic=False)
         record_evaluation(self.logger, played, name.removeprefix("return"))
         summary = stats.summary(played.returns, np.random.default_rng(0))
         return {name: summary.mean, f"{name}_low": summary.ci_low, f"{name}_high": summary.ci_high}

@@ -52,7 +52,7 @@ class LearnerSpec(roles.Start):
     """What the learner is told when it is started."""
 
     config: ActorQConfig
-    world: Recalled | None = None
+    environment: Recalled | None = None
     """What its model needs of the environment, where it is at hand."""
 
 
@@ -64,7 +64,7 @@ class LearnerLoop(roles.Learner):
         self.config = config = spec.config
         start_threads(config.learner_threads)
         self.cells = self.counters.learner
-        self.model = build(config, spec.world)
+        self.model = build(config, spec.environment)
         self.template = Template(self.model)
         self.delay = config.delay(config.steps)
         precision = Precision.of(self.model, config.learner_dtype)

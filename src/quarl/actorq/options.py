@@ -9,15 +9,14 @@ from typing import Any
 
 from quarl import literals
 from quarl.actorq.build import CRITIC
-from quarl.actorq.environments import world_of
+from quarl.actorq.environments import environment_of
 from quarl.algorithms import tuned
 from quarl.algorithms.learners import learner_class
 from quarl.config import ActorQConfig
 from quarl.config.actorq import GIVEN_ONCE
 from quarl.config.learner import completed
-from quarl.envs import resolve
-from quarl.envs.names import is_atari
-from quarl.envs.options import OF_ENVIRONMENT
+from quarl.envs.environment import Environment
+from quarl.envs.options import OF_ENVIRONMENT, described
 from quarl.errors import QuarlError
 from quarl.readers.zoo import PREPROCESSING
 from quarl.runs.folder import RunFolder
@@ -59,9 +58,10 @@ def adopt(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
     n_envs environments that make train_freq steps each between two rounds of updates are n_envs * train_freq steps of
     all actors, and noise_std is the largest of their sigmas. One line says what was taken, another what became of it.
     """
-    env_id = resolve(config.env, trusted=True)
-    if atari := is_atari(env_id):
-        say(world_of(config).game(env_id))
+    environment = Environment.typed_by_user(config.env)
+    env_id = environment.env_id
+    if atari := environment.is_atari:
+        say(f"a game of Atari: {described(environment_of(config))}")
     if config.preset != "tuned":
         return config
     published = tuned.read(config.algo, env_id, atari=atari)

@@ -67,8 +67,8 @@ class Supervisor(roles.Supervisor):
         """
         config = begun(config, say)
         self.config, self.say = config, say
-        world = recalled(config)
-        model = build(config, world)
+        environment = recalled(config)
+        model = build(config, environment)
         limiter_of(config, model)  # refuses here what the learner would, before there is a folder
         self.template = Template(model)
         dtype = segment_dtype(model.observation_space, model.action_space)
@@ -77,7 +77,7 @@ class Supervisor(roles.Supervisor):
         self.counters = self.channel.counters
         try:
             self.evaluator = ActorsEvaluator(config, self.template, self.channel, say)
-            self.workers = Workers(config, self.template, self.channel, world, say, family)
+            self.workers = Workers(config, self.template, self.channel, environment, say, family)
         except BaseException:
             self.channel.remove()
             raise

@@ -33,14 +33,14 @@ class Workers:
         config: ActorQConfig,
         template: Template,
         channel: Channel,
-        world: Recalled,
+        environment: Recalled,
         say: Callable[[str], None],
         family: Callable[..., ActorFamily] = ActorFamily,
     ) -> None:
-        """world: what a learner, which plays nothing, needs of its environment. family: makes the actors."""
+        """environment: what a learner, which plays nothing, needs of its environment. family: makes the actors."""
         self._cells, self._watchdog = channel.counters.publisher, Watchdog(BLIND_S, say)
         cores, *cores_of_actors = _cores(config.num_actors, config.learner_threads, alone=channel.alone())
-        of_learner = LearnerSpec(config=config, channel=channel, world=world, cores=cores)
+        of_learner = LearnerSpec(config=config, channel=channel, environment=environment, cores=cores)
         self.learner = Child("learner", learner.main, of_learner, config.output / "learner.log")
         packer = (config.actor_precision, config.comm_bits, config.weight_compress)
         of_publisher = PublisherSpec(channel=channel, template=template, packer=packer)

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from quarl import energy, formats
 from quarl.actorq import auto, throughput_plan
-from quarl.actorq.environments import world_of
+from quarl.actorq.environments import environment_of
 from quarl.actorq.options import adopt
 from quarl.actorq.supervisor import Supervisor, warn_about_cores
 from quarl.commands import terminal
@@ -59,7 +59,7 @@ class ActorQRow(Row):
 def run(config: ActorQConfig) -> int:
     """Trains to the end, or only plans; returns the exit code."""
     if not config.resume:  # what is not said here, a run that goes on says
-        check_environment(config.algo, config.env, world_of(config))
+        check_environment(config.algo, environment_of(config))
     if config.plan:
         return _plan(config)
     check_tracking(config.track)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from quarl import energy
 from quarl.commands import terminal
 from quarl.config import BenchActorQConfig, MixedPrecisionConfig
-from quarl.envs import resolve
+from quarl.envs.environment import Environment
 from quarl.experiments.methods.actorq_protocol import Protocol, read
 from quarl.experiments.methods.actorq_reward import RewardRow, choices_in_words, time_to_reward
 from quarl.experiments.methods.actorq_speedup import SpeedupRow, speedups
@@ -93,7 +93,7 @@ def _raced(config: BenchActorQConfig, protocol: Protocol, cells: Cells) -> tuple
 
 def mixed_precision(config: MixedPrecisionConfig) -> None:
     """Measure the missing cells within the time and show everything that is there."""
-    resolve(config.env, trusted=True)  # a typo leaves no folder behind
+    _ = Environment.typed_by_user(config.env).env_id  # a typo leaves no folder behind
     with energy.meter(config) as meter:
         cells = Cells(config.output, config.minutes, terminal.note, meter)
         rows = updates(config, cells)

@@ -15,7 +15,6 @@ from quarl.commands.model import CHECKPOINT
 from quarl.config import DistillConfig, PrecisionsConfig, PtqConfig
 from quarl.distillation.rounds import Snapshot, best, distill, facts
 from quarl.distillation.validation import Validation
-from quarl.envs import make_for
 from quarl.errors import NothingSavedError, QuarlError
 from quarl.evaluation import Evaluation
 from quarl.experiments.bits import AssignmentRow, choose
@@ -98,13 +97,14 @@ def run(config: DistillConfig) -> None:
     """Distill every precision, write the folder, print the table."""
     model.refuse_results_of_another(config)
     _check_folder(config)
-    policy = model.at_home(model.read(config), config)
+    policy, environment = model.at_home(model.read(config), config)
     if is_quantized(policy):
         raise QuarlError(f"{config.model[0]} is quantised already ({policy.spec.precision}); give the float policy")
     given = None if config.observations is None else model.observations(config.observations, policy)
-    validation = Validation(policy, replace(config, margin=config.loss_pct) if config.auto else config, given)
-    if given is None:
-        make_for(policy).close()  # refused before the folder is made
+    own_margin = replace(config, margin=config.loss_pct) if config.auto else config
+    validation = Validation(policy, own_margin, given, environment)
+    if given is None and environment is not None:
+        environment.make_for(policy).close()  # refused before the folder is made
     looks: dict[QuantSpec, list[Snapshot]] = {}
     tried: list[AssignmentRow] = []
     said, replaced = list[str](), list[str]()
@@ -130,7 +130,7 @@ def run(config: DistillConfig) -> None:
 
             if config.auto:
                 shared = {field.name: getattr(config, field.name) for field in fields(PrecisionsConfig)}
-                cells, tried, said = choose(policy, PtqConfig(**shared), progress, distilled)
+                cells, tried, said = choose(policy, PtqConfig(**shared), progress, distilled, environment)
                 exact, (*_, last) = cells[0].evaluation, cells
                 if (spec := last.policy.spec) not in looks:  # it was good enough as calibration left it
                     looks[spec] = [next(distill(last.calibrated, spec, validation))]

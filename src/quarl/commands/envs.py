@@ -12,10 +12,10 @@ from gymnasium.envs.registration import EnvSpec, registry
 from quarl.commands import terminal
 from quarl.config import EnvsConfig
 from quarl.config.train import LEARNERS
-from quarl.envs import make
 from quarl.envs.bound import EPISODE_FRAMES
 from quarl.envs.checked import held
-from quarl.envs.names import LQR_STEPS, resolve
+from quarl.envs.environment import Environment, make
+from quarl.envs.names import LQR_STEPS
 from quarl.envs.options import EnvironmentOptions
 from quarl.envs.spaces import fits, fitting, unreadable
 from quarl.envs.suites import LISTED, SUITES, TASKS, Suite, suite_of
@@ -77,7 +77,7 @@ def _limit(steps: int | None) -> str:
 def run(config: EnvsConfig) -> None:
     """Prints one row a suite, or one an algorithm where an environment is named."""
     if config.env:
-        rows = describe(config.env[0], EnvironmentOptions.said(config))
+        rows = describe(Environment.typed_by_user(config.env[0], EnvironmentOptions.said(config)))
         terminal.tell(config, FitRow, rows, rows[0].env_id, env_id=rows[0].env_id)
         return
     names = [suite.extra for suite in ALL]
@@ -107,10 +107,10 @@ def _suite_row(suite: Suite) -> SuiteRow:
     )
 
 
-def describe(env_id: str, options: EnvironmentOptions) -> list[FitRow]:
-    """One row an algorithm for the environment, which is made once, as the options say."""
-    living = resolve(env_id, trusted=True)
-    with held(partial(make, env_id, trusted=True, **options.making)) as env:
+def describe(environment: Environment) -> list[FitRow]:
+    """Return one row an algorithm for the environment, which is made once."""
+    living = environment.env_id
+    with held(environment.make) as env:
         spec, observed = env.spec, unreadable(env.observation_space)
         reasons = {algo: observed or fits(algo, env.action_space) or "" for algo in LEARNERS}
         return [

@@ -63,14 +63,14 @@ def run(config: EvalConfig) -> None:
         policy, engine = verify.opened(file)
     else:
         policy = model.read(config)
-    policy = model.at_home(policy, config)
+    policy, environment = model.at_home(policy, config)
     exact = policy if isinstance(policy, QuantizedPolicy) else quantize(policy, EXACT)
     with terminal.progress(config.episodes) as progress:
         evaluation = evaluate(
             exact,
             episodes=config.episodes,
             seed=config.seed,
-            env_id=config.env,
+            env=environment,
             engine=engine,
             batch=config.batch,
             stochastic=True if config.stochastic else False if config.deterministic or is_exported else None,

@@ -18,15 +18,15 @@ from quarl.readers.normalizer import outside, sentence
 
 def run(config: ExportConfig) -> None:
     """Writes the folder and prints what each runtime of this machine makes of it."""
-    policy = model.at_home(model.read(config), config)
+    policy, environment = model.at_home(model.read(config), config)
     given = None if config.observations is None else model.observations(config.observations, policy)
-    about: Any = {"observations": given, "env_id": config.env, "seed": config.seed}
+    about: Any = {"observations": given, "environment": environment, "seed": config.seed}
     exported = quantised(policy, config.to, config.precision, config.mode, **about)
     said: list[str] = []
     if is_quantized(policy) and exported is not policy:
         said.append("its activations are on grids that were just calibrated: static, and the policy is dynamic")
     if exported is not policy and (is_quantized(policy) or given is not None):
-        said += judged(policy, exported, episodes=config.episodes, seed=config.seed, env_id=config.env)
+        said += judged(policy, exported, episodes=config.episodes, seed=config.seed, environment=environment)
     source = model.locate(config)
     file = find.in_folder(source) if source.is_dir() else source
     contract = export(exported, config.to, config.output, source=file, **about)

@@ -104,7 +104,8 @@ def _sides(config: InspectConfig, file: _Model, alone: bool) -> tuple[Layers, La
         return file.layers, round_layers(file.layers, _plain(config)), _plain(config)
     if not spec.needs_observations:
         return file.layers, of_policy(quantize(policy, spec)), spec
-    calibrated = Calibrated(policy, record(model.at_home(policy, config), seed=config.seed, env_id=config.env))
+    policy_at_home, environment = model.at_home(policy, config)
+    calibrated = Calibrated(policy, record(policy_at_home, seed=config.seed, environment=environment))
     before, _ = calibrated.rewrite(spec)
     return of_policy(before), of_policy(calibrated.quantize(spec)), spec
 

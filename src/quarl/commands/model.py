@@ -13,8 +13,8 @@ from quarl.arrays import Array
 from quarl.commands import terminal
 from quarl.config import DistillConfig, ModelConfig, PtqConfig
 from quarl.energy import Energy
-from quarl.envs import make_for
-from quarl.envs.options import EnvironmentOptions, described
+from quarl.envs.environment import Environment, in_environment
+from quarl.envs.options import UNSAID, EnvironmentOptions, described
 from quarl.errors import MissingEnvironmentError, QuarlError, note
 from quarl.evaluation import Evaluation
 from quarl.experiments.bits import TRIED, AssignmentRow
@@ -78,15 +78,15 @@ def read(config: ModelConfig) -> Policy:
     )
 
 
-def at_home(policy: Policy, config: ModelConfig) -> Policy:
-    """The policy, knowing the environment as the user describes it, which is said where its file says otherwise."""
-    options = EnvironmentOptions.said(config)
-    policy_at_home = options.at_home(policy, config.env)
-    if options != EnvironmentOptions() and policy_at_home.provenance != policy.provenance:
+def at_home(policy: Policy, config: ModelConfig) -> tuple[Policy, Environment | None]:
+    """Return what `in_environment` makes of the verb's options, which are noted if the policy's file says otherwise."""
+    policy_at_home, environment = in_environment(policy, config.env, **config.environment())
+    if EnvironmentOptions.said(config) != UNSAID and policy_at_home.provenance != policy.provenance:
+        assert environment is not None
         with contextlib.suppress(MissingEnvironmentError):  # recorded observations may do instead
-            make_for(policy_at_home, config.env).close()  # a mistake is one line
+            environment.make_for(policy_at_home).close()  # a mistake is one line
         note(f"environment: {described(policy_at_home.provenance)}")
-    return policy_at_home
+    return policy_at_home, environment
 
 
 def observations(file: Path, policy: Policy) -> Array:

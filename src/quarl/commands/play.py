@@ -25,9 +25,10 @@ from quarl.commands import model, terminal
 from quarl.config import PlayConfig
 from quarl.engines import Engine
 from quarl.envs.checked import held, name_of
+from quarl.envs.environment import Environment, home_of
 from quarl.envs.rollout import Play, play
 from quarl.errors import RAISED, QuarlError, first_line
-from quarl.evaluation import record, world
+from quarl.evaluation import record
 from quarl.experiments.play import quantised
 from quarl.files import write_bytes
 from quarl.policy.graph import Policy, QuantizedPolicy
@@ -91,9 +92,10 @@ def run(config: PlayConfig) -> None:
             raise QuarlError("there is no display to open a window on: add --record play.mp4")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # before they are imported
         os.environ.setdefault("MUJOCO_GL", "egl")
-    policy = model.at_home(model.read(config), config)
-    players = [(each, engines.load_fitting(each)) for each in _policies(policy, config)]
-    env_id, where = world(policy, config.env)
+    policy, environment = model.at_home(model.read(config), config)
+    environment = environment or home_of(policy)
+    players = [(each, engines.load_fitting(each)) for each in _policies(policy, environment, config)]
+    env_id, where = environment.env_id, environment.playing(policy)
     where |= {"make": partial(where["make"], render_mode="rgb_array"), "stochastic": policy.provenance.stochastic}
     setting = Play(policy=policy, batch=len(players), stream="evaluation", seed=config.seed, **where)
     with held(setting.make) as env:
@@ -110,14 +112,14 @@ def run(config: PlayConfig) -> None:
     terminal.tell(config, PlayRow, rows, title, *said, model=path, algo=algo, env_id=env_id, seed=config.seed)
 
 
-def _policies(policy: Policy, config: PlayConfig) -> list[QuantizedPolicy]:
+def _policies(policy: Policy, environment: Environment, config: PlayConfig) -> list[QuantizedPolicy]:
     """The policy in float and quantised; alone where it is quantised already."""
     if isinstance(policy, QuantizedPolicy):
         config.refuse(("bits", "scheme"), f"is of float policies, and this one is {policy.spec.precision}")
         terminal.note(f"the file has the policy in {policy.spec.precision} alone: it is shown without its float twin")
         return [policy]
     spec = QuantSpec.parse(config.bits, scheme=config.scheme)
-    observations = record(policy, seed=config.seed, env_id=config.env) if spec.needs_observations else None
+    observations = record(policy, seed=config.seed, environment=environment) if spec.needs_observations else None
     return [quantised(Calibrated(policy, observations), each) for each in (EXACT, spec)]
 
 

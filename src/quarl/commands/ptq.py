@@ -27,7 +27,7 @@ DRAWN_BITS = 8
 def run(config: PtqConfig) -> int:
     """Measure every precision, write the folder, print the table; return the exit code."""
     model.refuse_results_of_another(config)
-    policy = model.at_home(model.read(config), config)
+    policy, environment = model.at_home(model.read(config), config)
     if is_quantized(policy):
         raise QuarlError(
             f"{config.model[0]} is quantised already ({policy.spec.precision}); give the float policy or use quarl eval"
@@ -35,7 +35,7 @@ def run(config: PtqConfig) -> int:
     replaced: list[str] = []
     with staged(config.output, partial(model.list_replaced, config, replaced)) as folder:
         with energy.meter(config) as meter, terminal.progress(config.num_episodes) as progress:
-            cells, tried, said = choose(policy, config, progress)
+            cells, tried, said = choose(policy, config, progress, environment=environment)
         about = model.told(config, policy, cells[0].evaluation, meter.cost)
         for cell in cells:
             artifact.write(cell.policy, _path(cell, config, folder))

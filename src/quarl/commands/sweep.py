@@ -14,8 +14,7 @@ from quarl.commands import study, study_report, terminal
 from quarl.config import SweepConfig
 from quarl.config.environment import NONE
 from quarl.config.train import QAT_OPTIONS
-from quarl.envs import resolve
-from quarl.envs.names import is_atari
+from quarl.envs.environment import Environment
 from quarl.envs.options import EnvironmentOptions
 from quarl.experiments import file
 from quarl.experiments.cells import DISTILL, DONE, FP32, PTQ, QAT, TRAIN
@@ -69,7 +68,7 @@ def check(config: SweepConfig) -> SweepConfig:
         assert env is not None
         env.close()
     else:  # nothing is trained
-        check_environment(config.algo, config.env, EnvironmentOptions.said(config))
+        check_environment(config.algo, Environment.typed_by_user(config.env, EnvironmentOptions.said(config)))
         read(config.trained_agent, config.algo, config.normalize)
     return config
 
@@ -79,8 +78,8 @@ def length(config: SweepConfig) -> int:
     if config.n_timesteps is not None:
         return config.n_timesteps
     told = config.training(config.seed, None, None, config.output).hyperparameters()
-    env_id = resolve(config.env, trusted=True)
-    defaults = tuned.read(config.algo, env_id, atari=is_atari(env_id)).written
+    environment = Environment.typed_by_user(config.env)
+    defaults = tuned.read(config.algo, environment.env_id, atari=environment.is_atari).written
     return interpret(defaults | told, Path("hyper-parameters")).n_timesteps
 
 
@@ -92,7 +91,7 @@ def study_document(config: SweepConfig) -> dict[str, Any]:
     entry = _given(
         {
             "algo": config.algo,
-            "env": resolve(config.env, trusted=True).rpartition(":")[2],
+            "env": Environment.typed_by_user(config.env).env_id.rpartition(":")[2],
             "source": TRAIN if agent is None else f"file:{agent}",
             "n_timesteps": config.n_timesteps,
             "params": dict(word.split(":", 1) for word in config.params),

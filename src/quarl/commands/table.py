@@ -16,7 +16,7 @@ from quarl.arguments import check, checks_keywords
 from quarl.commands import model, terminal
 from quarl.config import PtqConfig
 from quarl.config.base import EngineName
-from quarl.envs.lent import at_home
+from quarl.envs.environment import in_environment
 from quarl.errors import QuarlError
 from quarl.experiments.bits import choose
 from quarl.experiments.precisions import PtqRow
@@ -157,7 +157,7 @@ def ptq(
         seed=seed,
     )
     check(config, KEYWORDS)
-    home = at_home(
+    policy, environment = in_environment(
         policy,
         env_id,
         env=env,
@@ -166,8 +166,8 @@ def ptq(
         frame_stack=frame_stack,
         max_episode_steps=max_episode_steps,
     )
-    with home as policy, terminal.progress(config.num_episodes) as progress:
-        cells, _, _ = choose(policy, config, progress)
+    with terminal.progress(config.num_episodes) as progress:
+        cells, _, _ = choose(policy, config, progress, environment=environment)
     return PtqTable(
         title=model.title(policy, cells[0].evaluation.env_id),
         rows=tuple(cell.row for cell in cells),

@@ -30,7 +30,7 @@ from quarl.distillation.student import Layer, Student
 from quarl.distillation.validation import Validation
 from quarl.engines.reference import as_float
 from quarl.errors import QuarlError, in_one_line, note_once
-from quarl.evaluation import RECORD_BATCH, most_at_once, record, sample_size
+from quarl.evaluation import RECORD_BATCH, record, sample_size
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import QuantSpec
@@ -161,8 +161,10 @@ def distill(
         if number > 1 and since - begun + snapshots[-1].seconds - snapshots[-2].seconds > 60 * minutes:
             return
         if number and validation.observations is None:
-            options: dict[str, Any] = {"seed": config.seed * (rounds + 1) + number, "env_id": config.env}
-            engine = engines.load_fitting(snapshots[-1].policy, batch=most_at_once(RECORD_BATCH))
+            home = validation.environment
+            assert home is not None
+            options: dict[str, Any] = {"seed": config.seed * (rounds + 1) + number, "environment": home}
+            engine = engines.load_fitting(snapshots[-1].policy, batch=home.at_once(RECORD_BATCH))
             new = record(snapshots[-1].policy, "training", **options, engine=engine, num=config.states)
             training.add(new, outputs(teacher, new))
             since = time.monotonic()

@@ -13,7 +13,7 @@ from quarl import engines, stats
 from quarl.arrays import Array
 from quarl.calibration import Calibrated, quantize
 from quarl.config import DistillConfig
-from quarl.envs.lent import has_environment
+from quarl.envs.environment import Environment, home_of
 from quarl.errors import QuarlError
 from quarl.evaluation import Evaluation, check_recorded, evaluate, record, sample_size
 from quarl.policy.graph import Policy, QuantizedPolicy
@@ -31,17 +31,21 @@ class Validation:
     config: DistillConfig
     observations: Array | None = None
     """Recorded ones [N, *shape] in place of an environment: nothing is played."""
+    environment: Environment | None = None
+    """None: the policy's own."""
     held_out: Array = field(init=False)
     """Of the observations, the last tenth, which is not learned from."""
 
     def __post_init__(self) -> None:
         given = self.observations
-        if given is None and not has_environment(self.policy, self.config.env):
+        if given is None and self.environment is None and not self.policy.provenance.env_id:
             raise QuarlError(
                 "the policy names no environment: name one with --env ID, or give --observations FILE (env_id, env or "
                 "observations in Python)"
             )
-        if given is not None:
+        if given is None:
+            self.environment = self.environment or home_of(self.policy)
+        else:
             check_recorded(given)
             self.observations, self.held_out = np.split(given, [len(given) - len(given) // HELD_OUT])
 
@@ -63,7 +67,7 @@ class Validation:
         """The policy and what it is calibrated on: its own episodes, or a sample of what was recorded."""
         given = self.observations
         if given is None:
-            return Calibrated(self.policy, record(self.policy, seed=self.config.seed, env_id=self.config.env))
+            return Calibrated(self.policy, record(self.policy, seed=self.config.seed, environment=self.environment))
         return Calibrated(self.policy, given[:: -(-len(given) // sample_size(self.policy))])
 
     def look(self, policy: QuantizedPolicy) -> tuple[dict[str, Any], float]:
@@ -80,5 +84,5 @@ class Validation:
     def play(self, policy: QuantizedPolicy, **fresh: int) -> Evaluation:
         """Validation's episodes, or fresh ones, as many and of which seeds as `evaluate` is told."""
         looked = {"episodes": self.config.validation, "stream": "validation"}
-        asked: dict[str, Any] = {"seed": self.config.seed, "env_id": self.config.env, **(fresh or looked)}
+        asked: dict[str, Any] = {"seed": self.config.seed, "env": self.environment, **(fresh or looked)}
         return evaluate(policy, **asked, engine=engines.load_fitting(policy).name)

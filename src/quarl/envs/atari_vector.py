@@ -22,8 +22,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 
 from quarl.arrays import Array
-from quarl.envs.names import find, resolve
-from quarl.envs.options import EnvironmentOptions
+from quarl.envs.environment import Environment
 from quarl.envs.suites import ATARI, suite_of
 from quarl.envs.wrappers import Wrappers
 from quarl.machine import numbers, version
@@ -50,19 +49,25 @@ class Unfit(Exception):
     """Why the vector environment cannot play a game as it is asked for; one line."""
 
 
-def make_native(env_id: str, num_envs: int, world: EnvironmentOptions, *, same_game: bool) -> NativeAtari:
-    """`num_envs` games side by side, preprocessed as the wrappers of `world` say.
+def make_native(environment: Environment, num_envs: int, *, same_game: bool) -> NativeAtari:
+    """Make `num_envs` games side by side, preprocessed as the environment's wrappers say.
 
-    same_game: Unfit too where a lost life has to be followed by FIRE, which nobody presses here.
+    Args:
+        environment: the game.
+        num_envs: number of games.
+        same_game: whether a game that needs FIRE after a lost life is refused, as nobody presses it here.
+
+    Raises:
+        Unfit: The vector environment cannot play it.
     """
-    spec = copy.copy(find(resolve(env_id, trusted=True)))
+    env_id, spec = environment.asked, copy.copy(environment.spec)
     if suite_of(spec) is not ATARI:
         raise Unfit(f"{env_id} is no Atari game")
     installed = version("ale-py") or "0"
     if numbers(installed) < SINCE:
         raise Unfit(f"ale-py {installed} is too old: pip install 'ale-py>={'.'.join(map(str, SINCE))}'")
-    options, n_stack = _preprocessing(world.wrappers or ())
-    spec.kwargs = {**spec.kwargs, **world.env_kwargs, "frameskip": 1}
+    options, n_stack = _preprocessing(environment.wrappers)
+    spec.kwargs = {**spec.kwargs, **environment.env_kwargs, "frameskip": 1}
     if unknown := sorted(spec.kwargs.keys() - set(EMULATOR)):
         raise Unfit(f"the vector environment knows no {unknown[0]}")
     env = NativeAtari(spec, num_envs, options, n_stack)

@@ -21,19 +21,20 @@ LQR_STEPS = 1000
 tasks of DM Control end themselves, after as many steps."""
 
 
-def resolve(env_id: str, *, trusted: bool = False, typed: str = "--env {module}:{name}") -> str:
-    """The living id: env_id itself, or the newest version where env_id names a retired one (LunarLander-v2).
+def resolve(env_id: str, *, typed: str = "--env {module}:{name}") -> str:
+    """Return the living id: env_id itself, or the newest version if env_id names a retired one (LunarLander-v2).
 
     The spellings of the 2020 code, "gym,CartPole-v1" and "dm_control,cheetah_run", are understood too. Nothing is
-    imported. Raises QuarlError with the nearest known id for any other name.
+    imported: gymnasium's "module:Name-v0" is refused, for importing is executing. `Environment.typed_by_user` takes it.
 
-    trusted: the user typed it. Then it may be gymnasium's "module:Name-v0", whose module registers the name when it is
-    imported; an id out of a model file may not, for importing is executing.
-    typed: what the caller's user plays an environment of their own by.
+    Args:
+        env_id: the id.
+        typed: how the caller's user names an environment of their own.
+
+    Raises:
+        MissingEnvironmentError: The id is unknown, with the nearest known one, or names a module.
     """
     if MODULE_ID.fullmatch(env_id):
-        if trusted:
-            return env_id
         raise MissingEnvironmentError(
             f"unknown environment {env_id!r}: only your own words may name a module, as in {_typed(typed, env_id)}"
         )
@@ -54,7 +55,7 @@ def is_same(env_id: str, saved: str) -> bool:
     if saved.rpartition(":")[2] == env_id.rpartition(":")[2]:
         return True
     try:
-        return resolve(env_id, trusted=True) == resolve(saved)
+        return resolve(env_id) == resolve(saved)
     except QuarlError:
         return False
 

@@ -1,32 +1,29 @@
 """Options of an environment over what a policy's files or hyper-parameters say: what is given replaces, the rest stays.
 
-They are put into a policy's provenance, or into hyper-parameters in RL Zoo's words, once. Whatever makes environments
-from these, processes of evaluations, calibration and saved policies among them, needs nothing more.
+They are put into an `Environment`, or into hyper-parameters in RL Zoo's words, once.
 """
 
 from __future__ import annotations
 
-import contextlib
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from quarl import literals
 from quarl.config.environment import NONE, EnvironmentConfig, named_wrapper
 from quarl.envs.bound import LIMIT, checked_limit
-from quarl.envs.names import is_atari, is_same, resolve
 from quarl.envs.wrappers import dotted
-from quarl.errors import MissingEnvironmentError, QuarlError, note_once
-from quarl.policy.graph import Policy, Provenance
-from quarl.readers.zoo import PREPROCESSING, VEC_FRAME_STACK, Wrappers, stacked, wrappers_of
+from quarl.errors import QuarlError
+from quarl.policy.graph import Provenance
+from quarl.readers.zoo import VEC_FRAME_STACK, Wrappers, stacked, wrappers_of
 
-P = TypeVar("P", bound=Policy)
+if TYPE_CHECKING:
+    from quarl.envs.environment import Environment
+
 OF_ENVIRONMENT = ("env_kwargs", "env_wrapper", "frame_stack")
 """Hyper-parameters of RL Zoo that say how environments are made."""
-PREPROCESSED = (4, 84, 84)
-"""Observations of Atari games behind Stable-Baselines3's preprocessing: make_atari_env and VecFrameStack."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,45 +64,21 @@ class EnvironmentOptions:
         """Those of a verb."""
         return cls.of(**config.environment())
 
-    def at_home(self, policy: P, env_id: str | None = None) -> P:
-        """The policy, knowing that it plays in `env_id`, None for its own, made as the options say.
-
-        Where nothing says how an Atari game was preprocessed, the observations of Stable-Baselines3's way tell it.
-        """
-        source = policy.provenance
-        if not (chosen := env_id or source.env_id):
-            return policy
-        is_home = env_id is None or is_same(env_id, source.env_id)
-        home = source
-        if self != EnvironmentOptions() or not source.env_id:
-            before = {LIMIT: source.max_episode_steps, **source.env_kwargs} if is_home else {}
-            kwargs = {**before, **self.env_kwargs}
-            limit = kwargs.pop(LIMIT, None)
-            home = replace(
-                source,
-                env_id=source.env_id if is_home else resolve(chosen, trusted=True),
-                env_kwargs=kwargs,
-                wrappers=self._over(source.wrappers),
-                max_episode_steps=self.max_episode_steps or limit,
-                longest=self.max_episode_steps or source.longest,
-            )
-        frames = (policy.observation_dtype, policy.observation_shape) == ("uint8", PREPROCESSED)
-        raw = all(name == VEC_FRAME_STACK for name, _ in home.wrappers)
-        if frames and raw and _is_game(chosen, trusted=env_id is not None):
-            way = "Stable-Baselines3's preprocessing: AtariWrapper and 4 frames"
-            note_once(f"uint8 {PREPROCESSED} on {chosen} is {way}")
-            home = replace(home, wrappers=wrappers_of(PREPROCESSING, Path(chosen)))
-        return policy if home == source else replace(policy, provenance=home)
-
-    def game(self, env_id: str) -> str:
-        """The line that says how a game of Atari is made."""
-        source = Provenance(env_id=env_id, env_kwargs=self.env_kwargs, wrappers=self._over(()))
-        return f"a game of Atari: {described(source)}"
-
     @property
     def making(self) -> dict[str, Any]:
-        """What `envs.make` takes."""
+        """The fields of an `Environment` that is made as the options say."""
         return {"env_kwargs": self.env_kwargs, "wrappers": self._over(()), LIMIT: self.max_episode_steps}
+
+    def over_provenance(self, source: Provenance, is_home: bool) -> EnvironmentOptions:
+        """Return these options over those of a policy's file, whose arguments only count in its own environment."""
+        before = {LIMIT: source.max_episode_steps, **source.env_kwargs} if is_home else {}
+        kwargs = {**before, **self.env_kwargs}
+        limit = kwargs.pop(LIMIT, None)
+        return EnvironmentOptions(
+            env_kwargs=kwargs,
+            wrappers=self._over(source.wrappers),
+            max_episode_steps=self.max_episode_steps or limit,
+        )
 
     def over(self, written: Mapping[str, Any]) -> dict[str, Any]:
         """Hyper-parameters, as a config.yml spells them, with these options in place of theirs."""
@@ -125,11 +98,7 @@ class EnvironmentOptions:
         return stacked(wrappers, self.frame_stack)
 
 
-def _is_game(env_id: str, *, trusted: bool) -> bool:
-    """Return whether it is a game of Atari; if the environment is missing, whoever makes it finds out."""
-    with contextlib.suppress(MissingEnvironmentError):
-        return is_atari(resolve(env_id, trusted=trusted))
-    return False
+UNSAID = EnvironmentOptions()
 
 
 def _arguments(values: Mapping[str, Any], where: Path) -> dict[str, Any]:
@@ -141,7 +110,7 @@ def _arguments(values: Mapping[str, Any], where: Path) -> dict[str, Any]:
         raise QuarlError(f"{where}: env_kwargs is {str(arguments)[:60]!r}; write dict(...) of plain values") from None
 
 
-def described(source: Provenance) -> str:
+def described(source: Provenance | Environment) -> str:
     """The environment in a line: its id, arguments, wrappers and limit."""
     parts = [source.env_id, *(f"{name}={value}" for name, value in source.env_kwargs.items())]
     for name, arguments in source.wrappers:

@@ -19,6 +19,7 @@ from quarl.arrays import Array
 from quarl.calibration import Calibrated
 from quarl.config import PtqConfig
 from quarl.config.base import SEEDS
+from quarl.envs.environment import Environment, home_of
 from quarl.errors import QuarlError
 from quarl.evaluation import Evaluation, evaluate, record
 from quarl.experiments import precisions
@@ -71,6 +72,7 @@ def choose(
     config: PtqConfig,
     progress: Callable[[str, int], None] = lambda label, done: None,
     distilled: Make | None = None,
+    environment: Environment | None = None,
 ) -> tuple[list[Cell], list[AssignmentRow], list[str]]:
     """Cells of fp32 and the precisions, or with --auto of int8 and the best assignment; what was tried; what is to say.
 
@@ -78,10 +80,11 @@ def choose(
     QuarlError where they do not even show it of int8.
 
     distilled: makes the policy of an assignment that validation does not accept as calibration leaves it.
+    environment: None is the policy's own.
     """
     if not config.auto:
-        return precisions.measure(policy, config.specs(), config, progress), [], []
-    search = _Search(policy, config, progress, distilled)
+        return precisions.measure(policy, config.specs(), config, progress, environment=environment), [], []
+    search = _Search(policy, environment or home_of(policy), config, progress, distilled)
     int8 = search.validate(search.int8, search.fewest)
     if search.needed(int8) > config.most_episodes:
         raise search.refusal(int8)
@@ -125,15 +128,21 @@ class _Search:
     """What is played in search of the bits of one policy's layers."""
 
     def __init__(
-        self, policy: Policy, config: PtqConfig, progress: Callable[[str, int], None], distilled: Make | None
+        self,
+        policy: Policy,
+        environment: Environment,
+        config: PtqConfig,
+        progress: Callable[[str, int], None],
+        distilled: Make | None,
     ) -> None:
         self.fewest = max(int(config.episodes), FEWEST_EPISODES)
         self.config, self.progress = replace(config, margin=config.loss_pct), progress
         (self.int8,) = config.specs()
-        where: Any = {"seed": config.seed, "env_id": config.env, "engine": config.engine}
-        self.calibrated, self.states = Calibrated(policy, record(policy, **where)), record(policy, "fidelity", **where)
+        where: Any = {"seed": config.seed, "engine": config.engine}
+        met = partial(record, policy, environment=environment, **where)
+        self.environment, self.calibrated, self.states = environment, Calibrated(policy, met()), met(stream="fidelity")
         where |= {"progress": lambda episode: progress("validation", 1), "num_workers": config.workers}
-        play: Callable[..., Evaluation] = partial(evaluate, stream="validation", **where)
+        play: Callable[..., Evaluation] = partial(evaluate, env=environment, stream="validation", **where)
         self.quantize, self.distilled = cache(self.calibrated.quantize), distilled
         self.made = {EXACT: self.quantize(EXACT)}
         """What validation looked at last."""
@@ -187,7 +196,13 @@ class _Search:
         fresh = replace(self.config, seed=(self.config.seed + attempt - 1) % SEEDS, episodes=self.planned(look))
         specs = list(dict.fromkeys((self.int8, spec)))
         cells = precisions.measure(
-            self.calibrated.policy, specs, fresh, self.progress, self.calibrated, lambda _, spec: self.made[spec]
+            self.calibrated.policy,
+            specs,
+            fresh,
+            self.progress,
+            self.calibrated,
+            lambda _, spec: self.made[spec],
+            self.environment,
         )
         self._keep("evaluation", cells[-1].policy, asdict(cells[-1].row), look.method)
         return cells

@@ -141,11 +141,16 @@ class PolicyEntry:
     """Environment steps after which an episode is truncated, as --max-episode-steps."""
 
     @property
-    def world(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """environment: the options of EnvironmentConfig, part of what determines agents; empty where there are none."""
         said = {name: getattr(self, name) for name in OPTIONS} | {"env_kwargs": spelled(self.env_kwargs)}
         given = {name: value for name, value in said.items() if value}
         return {"environment": given} if given else {}
+
+    @property
+    def environment(self) -> EnvironmentOptions:
+        """The same options over those of the agent's files."""
+        return EnvironmentOptions.said(EnvironmentConfig(**self.identity.get("environment", {})))
 
 
 def _policy(value: Any, at: Place) -> PolicyEntry:
@@ -156,8 +161,7 @@ def _policy(value: Any, at: Place) -> PolicyEntry:
     if not entry.source and not entry.na:
         raise at.wrong("source is missing: train, zoo:FOLDER or hub:ORG/NAME, or na: and a reason")
     try:
-        EnvironmentOptions.said(EnvironmentConfig(**entry.world.get("environment", {})))
-        longest(entry.max_episode_steps or entry.env_kwargs.get(LIMIT), None)
+        longest(entry.environment.max_episode_steps or entry.env_kwargs.get(LIMIT), None)
     except QuarlError as error:
         raise at.wrong(str(error)) from None
     return entry

@@ -9,11 +9,9 @@ from functools import partial
 from typing import Any
 
 from quarl.config import PtqConfig
-from quarl.config.environment import EnvironmentConfig
 from quarl.distillation.rounds import recipe_of
-from quarl.envs import make, resolve
-from quarl.envs.names import of_module
-from quarl.envs.options import EnvironmentOptions
+from quarl.envs.environment import Environment
+from quarl.envs.names import of_module, resolve
 from quarl.envs.spaces import fits, unreadable
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.experiments import source
@@ -127,7 +125,7 @@ def _of_policy(
             agent = source.locate(study, entry, env_id, seed)
             na = "" if agent is not None else entry.na
     if agent is not None:
-        agent = dataclasses.replace(agent, identity={**agent.identity, **entry.world})
+        agent = dataclasses.replace(agent, identity={**agent.identity, **entry.identity})
     policy = _Policy(study=study, entry=entry, env_id=env_id, seed=seed, agent=agent)
     pairs = [(cell, method.at) for method in study.methods for cell in _METHODS[method.method](policy, method)]
     if na:
@@ -142,11 +140,10 @@ def _of_policy(
 def _unfit(entry: PolicyEntry, env_id: str, spaces: dict[str, tuple[Any, str]]) -> str:
     """Why the algorithm cannot act in the environment; empty where it can. Environments are made once."""
     trains = entry.source[:1] == ("train",)
-    key = f"{env_id} {entry.world} {trains}"
+    key = f"{env_id} {entry.identity} {trains}"
     if key not in spaces:
         try:
-            options = EnvironmentOptions.said(EnvironmentConfig(**entry.world.get("environment", {})))
-            env = make(env_id, trusted=True, **options.making)  # the plan has resolved it
+            env = Environment.typed_by_user(env_id, entry.environment).make()  # the plan has resolved it
             spaces[key] = env.action_space, unreadable(env.observation_space) if trains else ""
             env.close()
         except QuarlError as error:  # an extra that is not installed
@@ -271,7 +268,7 @@ def _actorq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
         work = {
             "algo": entry.algo,
             "env_id": policy.env_id,
-            **entry.world,
+            **entry.identity,
             "options": options,
             "precision": text if spec.edge_bits is None else spec.precision,
             "seed": policy.seed,

@@ -20,12 +20,11 @@ from quarl.arrays import Array
 from quarl.calibration import Calibrated
 from quarl.config import PrecisionsConfig
 from quarl.config.environment import EnvironmentConfig
-from quarl.envs import make
+from quarl.envs.environment import Environment, in_environment, make
 from quarl.envs.names import MODULE_ID, is_same
-from quarl.envs.options import EnvironmentOptions
 from quarl.envs.wrappers import wrapper_class
 from quarl.errors import QuarlError
-from quarl.evaluation import Evaluation, evaluate, record, world
+from quarl.evaluation import Evaluation, evaluate, record
 from quarl.experiments.cells import Cell, Job
 from quarl.experiments.source import FILE, check_file
 from quarl.files import write_bytes
@@ -80,7 +79,7 @@ def until_judged(
     return played
 
 
-def returns(policy: QuantizedPolicy, work: Mapping[str, Any], env_id: str | None) -> dict[str, Any]:
+def returns(policy: QuantizedPolicy, work: Mapping[str, Any], environment: Environment) -> dict[str, Any]:
     """What the policy scores, episode by episode, on what it ran, and what its weights take.
 
     work: the cell's, of which episodes, seed and deterministic say how it is played.
@@ -91,7 +90,7 @@ def returns(policy: QuantizedPolicy, work: Mapping[str, Any], env_id: str | None
         policy,
         episodes=work["episodes"],
         seed=work["seed"],
-        env_id=env_id,
+        env=environment,
         engine=engine.name,
         batch=-(-work["episodes"] // waves),
         stochastic=False if work.get("deterministic") else None,
@@ -117,18 +116,25 @@ def weights(policy: Policy) -> dict[str, float]:
     }
 
 
-def calibration(policy: Policy, identity: Mapping[str, Any], seed: int, env_id: str | None, folder: Path) -> Array:
-    """Observations of the float policy's own episodes [N, *shape], recorded once for all its cells.
+def calibration(
+    policy: Policy, identity: Mapping[str, Any], seed: int, environment: Environment, folder: Path
+) -> Array:
+    """Return observations of the float policy's own episodes [N, *shape], recorded once for all its cells.
 
-    identity: what determines the policy. They are kept under `folder`, whole or not at all.
+    Args:
+        policy: the float policy.
+        identity: everything that determines the policy.
+        seed: seed of the episodes.
+        environment: the environment to play in.
+        folder: folder of the study, in which they are kept, whole or not at all.
     """
-    determined = json.dumps([VERSION, identity, seed, env_id], sort_keys=True)
+    determined = json.dumps([VERSION, identity, seed, environment.typed], sort_keys=True)
     path = folder / CALIBRATION / f"{hashlib.sha256(determined.encode()).hexdigest()[:32]}.npz"
     with suppress(QuarlError, KeyError):  # it is not there, or damaged: recorded anew
         observations = read_npz(read_bytes(path), str(path))["observations"]
         if observations.shape[1:] == policy.observation_shape and observations.dtype == policy.observation_dtype:
             return observations
-    observations = record(policy, seed=seed, env_id=env_id)
+    observations = record(policy, seed=seed, environment=environment)
     buffer = io.BytesIO()
     np.savez(buffer, observations=observations)
     with suppress(OSError, QuarlError):  # a full disk costs the next run some episodes, and this one nothing
@@ -142,8 +148,7 @@ class PolicyWorker:
     """What all cells of an agent and a seed share: the policy with its calibration observations."""
 
     calibrated: Calibrated
-    env_id: str | None
-    """None: the policy says which."""
+    environment: Environment
 
     def prepare(self, cell: Cell) -> None:
         """Quantises here what the cell would, where those after it find it too."""
@@ -152,7 +157,7 @@ class PolicyWorker:
     def run(self, cell: Cell) -> dict[str, Any]:
         """The policy in the cell's precision, played, and how the weights that were quantised lie."""
         policy = quantised(self.calibrated, QuantSpec.from_json(cell.work["spec"]))
-        return {**returns(policy, cell.work, self.env_id), **weights(self.calibrated.policy)}
+        return {**returns(policy, cell.work, self.environment), **weights(self.calibrated.policy)}
 
 
 def preload(env_ids: Collection[str], wrappers: Collection[str]) -> None:
@@ -186,8 +191,9 @@ def make_worker(job: Job, *, calibrate: bool) -> PolicyWorker:
         raise QuarlError(f"{path} was trained on {trained_on}, not on {env_id}: correct the study")
     # what a file says of its environment names no module
     chosen = None if same and not MODULE_ID.fullmatch(env_id) else env_id
-    policy = EnvironmentOptions.said(options).at_home(policy, chosen)
-    world(policy, chosen)  # it remembers, for processes that are forked, whether episodes need new environments
+    policy, environment = in_environment(policy, chosen, **options.environment())
+    assert environment is not None  # the study names one
+    environment.playing(policy)  # remembers, for forked processes, whether episodes need new environments
     seed = job.cell.seed
-    observations = calibration(policy, agent.identity, seed, chosen, job.study) if calibrate else None
-    return PolicyWorker(Calibrated(policy, observations), chosen)
+    observations = calibration(policy, agent.identity, seed, environment, job.study) if calibrate else None
+    return PolicyWorker(Calibrated(policy, observations), environment)

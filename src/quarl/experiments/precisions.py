@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from quarl import engines, formats
 from quarl.arrays import Array
 from quarl.calibration import Calibrated
 from quarl.config import PtqConfig
+from quarl.envs.environment import Environment, home_of
 from quarl.evaluation import Evaluation, evaluate, record
 from quarl.experiments.methods.latency import time_engines
 from quarl.experiments.play import looks_of, quantised, until_judged
@@ -118,17 +119,19 @@ def measure(
     progress: Callable[[str, int], None] = lambda label, done: None,
     calibrated: Calibrated | None = None,
     make: Make = quantised,
+    environment: Environment | None = None,
 ) -> list[Cell]:
     """Cells of fp32 and of every spec, in that order, each on the same episodes.
 
     policy: in float32; without a `calibrated` of it, its calibration observations are recorded here.
-    config: says on which engine, in which environment and how many episodes; its precisions are not looked at.
+    config: says on which engine and how many episodes; its precisions are not looked at.
     progress: called with the precision and 1 for every finished episode.
-    make: gives the policy in a precision.
+    make: gives the policy in a precision. environment: None is the policy's own.
     """
-    looks = looks_of(config)
+    looks, environment = looks_of(config), environment or home_of(policy)
+    where: Any = {"seed": config.seed, "environment": environment, "engine": config.engine}
     if calibrated is None:
-        calibrated = Calibrated(policy, record(policy, seed=config.seed, env_id=config.env, engine=config.engine))
+        calibrated = Calibrated(policy, record(policy, **where))
     specs = [EXACT, *(spec for spec in specs if spec.float_type != "fp32")]
     quantized = [make(calibrated, spec) for spec in specs]
     loaded = [engines.load_fitting(each, config.engine) for each in quantized]
@@ -137,7 +140,7 @@ def measure(
             evaluate,
             each,
             seed=config.seed,
-            env_id=config.env,
+            env=environment,
             engine=engine.name,
             num_workers=config.workers,
             progress=partial(lambda label, episode: progress(label, 1), each.spec.precision),
@@ -145,7 +148,7 @@ def measure(
         for each, engine in zip(quantized, loaded, strict=True)
     ]
     evaluations = until_judged(plays, looks, config.margin)
-    observations = record(policy, "fidelity", seed=config.seed, env_id=config.env, engine=config.engine)
+    observations = record(policy, "fidelity", **where)
     timings = time_engines(loaded, observations)
     actions = [engines.greedy(each, observations, engine.name) for each, engine in zip(quantized, loaded, strict=True)]
     cells = []

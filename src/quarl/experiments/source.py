@@ -87,7 +87,7 @@ def training(entry: PolicyEntry, env_id: str, seed: int) -> dict[str, Any]:
         "params": dict(entry.params),
         "seed": seed,
         **({"train": dict(entry.train)} if entry.train else {}),
-        **entry.world,
+        **entry.identity,
         **lengths(n_timesteps),
     }
 

@@ -16,6 +16,7 @@ from quarl.calibration import Calibrated
 from quarl.config import ActorQConfig, DistillConfig, TrainConfig
 from quarl.distillation import rounds
 from quarl.distillation.validation import Validation
+from quarl.envs.environment import home_of
 from quarl.errors import QuarlError
 from quarl.experiments.cells import ACTORQ, DISTILL, QAT, TRAIN, UNTRAINED, Job
 from quarl.experiments.play import make_worker, returns, weights
@@ -71,14 +72,14 @@ def distil(job: Job) -> dict[str, Any]:
         policy = replace(policy, provenance=replace(policy.provenance, stochastic=False))
     calibrated, spec = Calibrated(policy, worker.calibrated.observations), QuantSpec.from_json(work["spec"])
     recipe = {name: work["recipe"][name] for name in ("rounds", "updates", "states", "margin")}
-    recipe |= {"validation": work["recipe"]["episodes"], "seed": work["seed"], "env": worker.env_id}
-    validation = Validation(policy, DistillConfig(model=("agent",), **recipe))
+    recipe |= {"validation": work["recipe"]["episodes"], "seed": work["seed"], "env": worker.environment.typed}
+    validation = Validation(policy, DistillConfig(model=("agent",), **recipe), environment=worker.environment)
     job.folder.mkdir(parents=True, exist_ok=True)
     for snapshot in rounds.distill(calibrated, spec, validation, file=job.folder / "distillation"):
         snapshots.append(snapshot)
         _print(f"{job.cell.title}: {snapshot}")
     shutil.rmtree(job.folder)
-    played = returns(rounds.best(snapshots).policy, work, worker.env_id)
+    played = returns(rounds.best(snapshots).policy, work, worker.environment)
     return {**played, **weights(policy), "distillation": rounds.facts(snapshots)}
 
 
@@ -120,7 +121,7 @@ WORK: Mapping[str, Callable[[Job], dict[str, Any]]] = {
 
 def _played(job: Job, policy: QuantizedPolicy) -> dict[str, Any]:
     work = job.cell.work
-    return {**returns(policy, work, work["env_id"]), **weights(policy)}
+    return {**returns(policy, work, home_of(policy, work["env_id"])), **weights(policy)}
 
 
 def _length(row: TrainRow) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from typing import Any
 
 from quarl.arrays import Array
 from quarl.calibration import quantize, regridded
-from quarl.envs import make_for
-from quarl.envs.lent import has_environment
+from quarl.envs.environment import Environment, in_environment
 from quarl.errors import MissingEnvironmentError, QuarlError, UnsupportedError, note
 from quarl.evaluation import check_recorded, record
 from quarl.export import contract, golden, targets, verify
@@ -40,7 +39,7 @@ def quantised(
     mode: Mode | None = None,
     *,
     observations: Array | None = None,
-    env_id: str | None = None,
+    environment: Environment | None = None,
     seed: int = 0,
 ) -> QuantizedPolicy:
     """The policy as `export` takes it: in that precision, or with the codes and grids that it has.
@@ -55,9 +54,9 @@ def quantised(
     def met() -> Array:
         if observations is not None:
             return check_recorded(observations)
-        if not has_environment(policy, env_id):
+        if (home := environment or in_environment(policy)[1]) is None:
             raise QuarlError(f"{UNKNOWN} to calibrate on ({PYTHON})")
-        return record(policy, seed=seed, env_id=env_id)
+        return record(policy, seed=seed, environment=home)
 
     if not is_quantized(policy):
         spec = QuantSpec.parse(precision or "int8", mode=mode or "static")
@@ -81,7 +80,7 @@ def export(
     *,
     observations: Array | None = None,
     source: Path | None = None,
-    env_id: str | None = None,
+    environment: Environment | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Writes the folder of the policy's file, its contract, golden vectors and how to call it; returns the contract.
@@ -102,14 +101,15 @@ def export(
         raise UnsupportedError(f"{target} needs static mode, this policy is dynamic: export it with --mode static")
     check = partial(_refuse_files_of_others, directory, target, made_from := _source(policy, source))
     check([POLICY, GOLDEN, CONTRACT, "README.md", SUMS, FILES[target]])
-    env = None
+    env, environment = None, environment or in_environment(policy)[1]
     if observations is None:
-        if not has_environment(policy, env_id):
+        if environment is None:
             raise QuarlError(f"{UNKNOWN} for golden vectors ({PYTHON})")
-        observations = record(policy, "fidelity", seed=seed, env_id=env_id, num=golden.NUM_RECORDED, min_episodes=3)
+        recorded: Any = {"num": golden.NUM_RECORDED, "min_episodes": 3, "environment": environment}
+        observations = record(policy, "fidelity", seed=seed, **recorded)
     vectors = golden.record(policy, observations)
     try:
-        env = make_for(policy, env_id) if has_environment(policy, env_id) else None
+        env = None if environment is None else environment.make_for(policy)
     except MissingEnvironmentError as error:
         note(f"{error}; without it the contract does not say what the numbers of an observation are")
     full = contract.contract(

@@ -15,7 +15,7 @@ import numpy as np
 from quarl import __version__, formats, stats
 from quarl.arrays import Array
 from quarl.calibration import quantize
-from quarl.envs.lent import has_environment
+from quarl.envs.environment import Environment, home_of, in_environment
 from quarl.errors import MissingEnvironmentError, MissingPackageError, QuarlError, UnsupportedError
 from quarl.evaluation import evaluate, record
 from quarl.export import contract, golden, runtimes, targets
@@ -129,17 +129,17 @@ def verify(
                 regenerated = True
             except MissingPackageError as error:
                 yield f"left out: whether {path.name} is what quarl export writes ({error})"
-    has_home = bool(env_id or exported.provenance.env_id)
-    if not has_home:
+    home = in_environment(exported, env_id)[1]
+    if home is None:
         yield "left out for want of an environment: rollout and return; name one with --env"
     elif policy is not None:
-        fresh = golden.computed(
-            policy, record(policy, "fidelity", seed=seed + 1, env_id=env_id, num=golden.NUM_RECORDED, min_episodes=3)
-        )
+        recorded: Any = {"num": golden.NUM_RECORDED, "min_episodes": 3, "environment": home_of(policy, env_id)}
+        fresh = golden.computed(policy, record(policy, "fidelity", seed=seed + 1, **recorded))
     baseline = None
-    if folder is not None and has_home and episodes:
+    if folder is not None and home is not None and episodes:
         try:
-            baseline = _return(_source(folder, full, agent), "litert", episodes, seed, env_id)
+            source = _source(folder, full, agent)
+            baseline = _return(source, "litert", episodes, seed, home_of(source, env_id))
         except QuarlError as error:
             yield f"left out: return against fp32 ({error})"
     for name in names or runtimes.for_file(path):
@@ -158,10 +158,10 @@ def verify(
             yield held("golden vectors", policy, full["target"], vectors, runtime)
             if fresh is not None:
                 yield held("rollout", policy, full["target"], fresh, runtime)
-        if has_home and episodes:
-            played = _return(exported, Loaded(runtime, path), episodes, seed, env_id)
+        if home is not None and episodes:
+            played = _return(exported, Loaded(runtime, path), episodes, seed, home)
             yield _judged(runtime, played, baseline, margin_pct, seed)
-        ran |= policy is not None or bool(has_home and episodes)
+        ran |= policy is not None or bool(home is not None and episodes)
     if not (ran or regenerated):
         raise QuarlError(
             f"{path} was neither run nor compared with what quarl export writes: verify its folder, install a runtime "
@@ -169,9 +169,9 @@ def verify(
         )
 
 
-def _return(policy: QuantizedPolicy, engine: Any, episodes: int, seed: int, env_id: str | None) -> Array:
+def _return(policy: QuantizedPolicy, engine: Any, episodes: int, seed: int, home: Environment) -> Array:
     """Returns [episodes] of the greedy actions."""
-    return evaluate(policy, engine=engine, episodes=episodes, seed=seed, env_id=env_id, stochastic=False).returns
+    return evaluate(policy, engine=engine, episodes=episodes, seed=seed, env=home, stochastic=False).returns
 
 
 def _judged(runtime: Runtime, played: Array, baseline: Array | None, margin_pct: float, seed: int) -> VerifyRow:
@@ -193,14 +193,16 @@ def _verdict(before: Array, after: Array, margin_pct: float, seed: int) -> tuple
     return verdict.verdict, f"95 % interval of the difference {ends}, margin {margin_pct:g} %"
 
 
-def judged(before: Policy, after: QuantizedPolicy, *, episodes: int, seed: int, env_id: str | None) -> Iterator[str]:
+def judged(
+    before: Policy, after: QuantizedPolicy, *, episodes: int, seed: int, environment: Environment | None
+) -> Iterator[str]:
     """Yield the loss of return from `before` to `after` in a line, or why it is not measured."""
-    if not has_environment(before, env_id):
+    if environment is None:
         yield "its return is not measured: no environment is named"
         return
     exact = before if isinstance(before, QuantizedPolicy) else quantize(before, EXACT)
     try:
-        old, new = (_return(each, "litert", episodes, seed, env_id) for each in (exact, after))
+        old, new = (_return(each, "litert", episodes, seed, environment) for each in (exact, after))
     except MissingEnvironmentError as error:
         yield f"its return is not measured: {error}"
         return

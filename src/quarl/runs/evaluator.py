@@ -17,8 +17,8 @@ from quarl.arrays import Array
 from quarl.calibration import quantize
 from quarl.config import TrainConfig
 from quarl.config.learner import LearnerOptions
-from quarl.envs import make_for, resolve
 from quarl.envs.checked import BrokenEnvironmentError, held
+from quarl.envs.environment import Environment
 from quarl.envs.seeds import Stream, episode_seed
 from quarl.errors import RAISED, QuarlError, in_one_line
 from quarl.evaluation import Evaluation, evaluate
@@ -29,7 +29,6 @@ from quarl.readers.extract import from_model
 from quarl.readers.zoo import samples_actions
 from quarl.runs.checkpoint import give_random, take_random
 from quarl.runs.folder import RunFolder
-from quarl.runs.hyperparameters import Recipe
 
 NUMBERS = ("mean", "std", "ci_low", "ci_high", "returns")
 COMPARED = ("mean", "ci_low", "ci_high", "measured", "returns")
@@ -43,9 +42,7 @@ class Evaluator:
         self.config, self._say, self._files = config, say, Dispensable(say)
 
     def play(self, policy: QuantizedPolicy, **settings: Any) -> Evaluation:
-        """The episodes, played once more, in new environments, where one raises; settings: further ones of
-        `evaluate`."""
-        settings |= {"env_id": self.config.env, "max_episode_steps": self.config.max_episode_steps}
+        """Play the episodes, and again in new environments if one raises; settings: keywords of `evaluate`."""
         try:
             return evaluate(policy, **settings)
         except Exception as error:  # whatever a simulator raises
@@ -65,11 +62,11 @@ class BestEvaluator(Evaluator):
     config: TrainConfig
 
     def __init__(
-        self, config: TrainConfig, recipe: Recipe, folder: Callable[[], RunFolder], say: Callable[[str], None]
+        self, config: TrainConfig, environment: Environment, folder: Callable[[], RunFolder], say: Callable[[str], None]
     ) -> None:
         """folder: asked for when there is something to write."""
         super().__init__(config, say)
-        self.recipe, self._folder, self._best_files = recipe, folder, Dispensable(say)
+        self.environment, self._folder, self._best_files = environment, folder, Dispensable(say)
         self.entries: list[tuple[int, Array, Array]] = []
         """Environment steps, returns and lengths of each evaluation."""
         self.best: tuple[bool, float, int] | None = None
@@ -142,13 +139,13 @@ class BestEvaluator(Evaluator):
 
     def _at_home(self, policy: Policy) -> Policy:
         """The policy, knowing how its environment is made."""
-        env_id = resolve(self.config.env, trusted=True)
+        environment = self.environment
         home = replace(
             policy.provenance,
-            env_id=env_id,
-            env_kwargs=dict(self.recipe.world.env_kwargs),
-            wrappers=self.recipe.world.wrappers or (),
-            stochastic=samples_actions(self.config.algo, env_id),
+            env_id=environment.env_id,
+            env_kwargs=dict(environment.env_kwargs),
+            wrappers=environment.wrappers,
+            stochastic=samples_actions(self.config.algo, environment.env_id),
         )
         return replace(policy, provenance=home)
 
@@ -159,7 +156,7 @@ class BestEvaluator(Evaluator):
             seed=self.config.seed,
             engine=engines.load_fitting(policy).name,
             stream=stream,
-            env=self._borrowed(policy),
+            env=replace(self.environment, lent=self._borrowed(policy)),
         )
 
     @property
@@ -171,7 +168,7 @@ class BestEvaluator(Evaluator):
         """The learner's environment where no second one can be made beside it, which the first evaluation finds out."""
         if self.learners is not None and self._is_alone is None:
             try:
-                with held(partial(make_for, policy, self.config.env)) as env:
+                with held(partial(self.environment.make_for, policy)) as env:
                     env.reset(seed=episode_seed("probe", self.config.seed, 0))
                 self._is_alone = False
             except RAISED as error:  # whatever a simulator raises

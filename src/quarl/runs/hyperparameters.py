@@ -17,10 +17,10 @@ from quarl.algorithms.zoo_arguments import CODE, OURS, arguments, whole
 from quarl.config import TrainConfig
 from quarl.config.environment import spelled
 from quarl.config.learner import completed
-from quarl.envs import resolve
 from quarl.envs.bound import LIMIT, longest
+from quarl.envs.environment import Environment
 from quarl.envs.names import is_atari
-from quarl.envs.options import OF_ENVIRONMENT, EnvironmentOptions
+from quarl.envs.options import OF_ENVIRONMENT, EnvironmentOptions, described
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.inert.yaml import read_yaml
 from quarl.readers.zoo import vecnormalize_options
@@ -40,7 +40,7 @@ class Recipe:
     n_envs: int
     policy: str | None
     """None: by the kind of observation."""
-    world: EnvironmentOptions
+    environment: EnvironmentOptions
     """How environments are made."""
     normalize: Mapping[str, Any] | None
     """Arguments of VecNormalize; None: no normalisation."""
@@ -55,10 +55,10 @@ class RunOptions:
 
     def __init__(self, config: TrainConfig, say: Callable[[str], None]) -> None:
         """say: hears what was chosen for the user."""
-        self.env_id, given = resolve(config.env, trusted=True), config.hyperparameters()
-        path, atari = config.trained_agent, is_atari(self.env_id)
+        typed, given = Environment.typed_by_user(config.env), config.hyperparameters()
+        path, atari = config.trained_agent, is_atari(typed.env_id)
         self.agent = None if path is None else TrainedAgent(path, config.algo, config.normalize, config.frame_stack)
-        self.folder = RunFolder.latest(config.folder, config.algo, self.env_id) if config.resume else None
+        self.folder = RunFolder.latest(config.folder, config.algo, typed.env_id) if config.resume else None
         """That of a run which goes on."""
         # hyper-parameters: the run's, or tuned ones with the trained agent's architecture; over them those given
         before: dict[str, Any] = {}
@@ -67,7 +67,7 @@ class RunOptions:
             before = read_yaml(self.folder.hyperparameters)
             written = before | given
         else:
-            defaults = tuned.read(config.algo, self.env_id, atari=atari)
+            defaults = tuned.read(config.algo, typed.env_id, atari=atari)
             say(f"hyper-parameters: {defaults.origin}")
             adapted = self.agent and self.agent.adapt(defaults.written, given, say)
             written = adapted or defaults.written | given
@@ -79,9 +79,11 @@ class RunOptions:
         self.written = {name: value for name, value in written.items() if value is not None}
         where = Path("hyper-parameters") if self.folder is None else self.folder.hyperparameters
         self.recipe = recipe = interpret(self.written, where)
-        longest(recipe.world.env_kwargs.get(LIMIT), config.max_episode_steps)
+        longest(recipe.environment.env_kwargs.get(LIMIT), config.max_episode_steps)
+        environment = Environment.typed_by_user(config.env, recipe.environment)
+        self.environment = replace(environment, longest=config.max_episode_steps)
         if self.folder is None and atari:
-            say(recipe.world.game(self.env_id))
+            say(f"a game of Atari: {described(self.environment)}")
         delay = config.delay(recipe.n_timesteps)
         self.config = replace(config, n_timesteps=recipe.n_timesteps, quant_delay=delay)
 
@@ -107,7 +109,7 @@ def interpret(written: Mapping[str, Any], where: Path) -> Recipe:
     policy = left.pop("policy", None)
     if policy is not None and policy not in POLICIES:
         raise UnsupportedError(f"{where}: policy {str(policy)[:60]!r} is not supported; {' and '.join(POLICIES)} are")
-    world, stack = EnvironmentOptions.written(left, where), left.get("frame_stack", 0)
+    environment, stack = EnvironmentOptions.written(left, where), left.get("frame_stack", 0)
     kind, std = left.pop("noise_type", None), left.pop("noise_std", None)
     normalize = _normalize(left.pop("normalize", False), left.get("gamma"), where)
     if stack and normalize is not None and normalize.get("norm_obs", True):
@@ -123,7 +125,7 @@ def interpret(written: Mapping[str, Any], where: Path) -> Recipe:
         n_timesteps=n_timesteps,
         n_envs=n_envs,
         policy=policy,
-        world=world,
+        environment=environment,
         normalize=normalize,
         noise=_noise(kind, std, where),
         arguments=arguments({name: value for name, value in left.items() if name not in OF_ENVIRONMENT}, where),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal
 
 import gymnasium
@@ -20,10 +19,9 @@ from quarl import qat
 from quarl.algorithms.learners import constructor, make_learner
 from quarl.algorithms.precision import Precision
 from quarl.config import TrainConfig
-from quarl.envs import make, resolve
 from quarl.envs.bound import LONGEST, is_limited
 from quarl.envs.checked import Checked, held
-from quarl.envs.options import EnvironmentOptions
+from quarl.envs.environment import Environment
 from quarl.envs.spaces import fits, fitting
 from quarl.envs.suites import ATARI, suite_of
 from quarl.errors import QuarlError, UnsupportedError, note
@@ -36,16 +34,25 @@ Say = Callable[[str], None]
 
 
 def make_environments(
-    env_id: str, recipe: Recipe, vec_env: VecEnvName = "auto", say: Say = lambda line: None
+    environment: Environment, recipe: Recipe, vec_env: VecEnvName = "auto", say: Say = lambda line: None
 ) -> VecEnv:
-    """`recipe.n_envs` environments side by side, as the zoo wraps them: returns are counted inside its wrappers.
+    """Make `recipe.n_envs` environments side by side, as the zoo wraps them: returns are counted inside its wrappers.
 
-    vec_env: dummy steps one after the other; native is the emulator's own way to step Atari games, in threads, and
-    auto takes it where it plays the same game. `say` hears of it.
+    Args:
+        environment: the environment.
+        recipe: how many of them, and how they are normalized.
+        vec_env: dummy steps one after the other; native is the emulator's own way to step Atari games, in threads, and
+            auto takes it if it plays the same game.
+        say: hears which one was taken.
+
+    Returns:
+        The vector environment.
+
+    Raises:
+        QuarlError: The environment cannot be made, normalized, or stepped in the emulator's own way.
     """
-    if (env := _native(env_id, recipe, vec_env, say)) is None:
-        making = {**recipe.world.making, "trusted": True, "inside": (Monitor,)}
-        env = DummyVecEnv([lambda: Checked(make(env_id, **making))] * recipe.n_envs)
+    if (env := _native(environment, recipe.n_envs, vec_env, say)) is None:
+        env = DummyVecEnv([lambda: Checked(environment.make(inside=(Monitor,)))] * recipe.n_envs)
         _tell_of_no_limit(env.envs[0], say)
     if recipe.normalize is None:
         return env
@@ -56,15 +63,15 @@ def make_environments(
         raise QuarlError(f"normalize is {dict(recipe.normalize)}: {str(error).partition(chr(10))[0]}") from None
 
 
-def _native(env_id: str, recipe: Recipe, vec_env: VecEnvName, say: Say) -> VecEnv | None:
-    """The emulator's threads; None where something else is asked for, or where auto finds another game there."""
-    fast = recipe.n_envs > 1 and resolve(env_id, trusted=True) in ATARI.ids
+def _native(environment: Environment, num_envs: int, vec_env: VecEnvName, say: Say) -> VecEnv | None:
+    """Return the emulator's threads; None if something else is asked for, or if auto finds another game there."""
+    fast = num_envs > 1 and environment.env_id in ATARI.ids
     if vec_env == "dummy" or (vec_env == "auto" and not fast):
         return None
     from quarl.envs.atari_vector import Unfit, make_native  # here: only Atari needs it
 
     try:
-        env = make_native(env_id, recipe.n_envs, recipe.world, same_game=vec_env == "auto")
+        env = make_native(environment, num_envs, same_game=vec_env == "auto")
     except Unfit as error:
         if vec_env == "native":
             raise QuarlError(f"--vec-env native: {error}; use --vec-env dummy") from None
@@ -73,10 +80,10 @@ def _native(env_id: str, recipe: Recipe, vec_env: VecEnvName, say: Say) -> VecEn
     return env
 
 
-def check_environment(algo: str, env_id: str, options: EnvironmentOptions) -> None:
-    """`check_spaces` of an environment that is made for it."""
-    with held(partial(make, env_id, trusted=True, **options.making)) as env:
-        check_spaces(algo, env_id, env)
+def check_environment(algo: str, environment: Environment) -> None:
+    """Make the environment for `check_spaces`."""
+    with held(environment.make) as env:
+        check_spaces(algo, environment.asked, env)
         _tell_of_no_limit(env, note)
 
 

@@ -18,8 +18,8 @@ from quarl.algorithms.cpu import threads
 from quarl.algorithms.d4pg import D4PG
 from quarl.config import TrainConfig
 from quarl.config.base import check_tracking
-from quarl.envs import resolve
 from quarl.envs.checked import BrokenEnvironmentError
+from quarl.envs.environment import Environment
 from quarl.errors import NothingSavedError, QuarlError, detail
 from quarl.files import Dispensable, append_row, read_rows, write_rows
 from quarl.machine import usable_cores
@@ -48,10 +48,10 @@ class Training:
         self.config = config = options.config
         self._folder, self.n_timesteps = options.folder, options.recipe.n_timesteps
         # environments and learner
-        env = make_environments(config.env, options.recipe, config.vec_env, self._notes.append)
+        env = make_environments(options.environment, options.recipe, config.vec_env, self._notes.append)
         with ExitStack() as stack:
             stack.callback(env.close)
-            images = check_spaces(config.algo, options.env_id, env).is_image
+            images = check_spaces(config.algo, options.environment.env_id, env).is_image
             self.threads = config.threads or (usable_cores() if images else 1)
             with threads(self.threads):
                 self.model = build(options, env, self._notes.append, images=images)
@@ -61,7 +61,7 @@ class Training:
             detail(f"learner: {learner}; threads: {self.threads}; environments side by side: {env.num_envs}")
             # what is kept of it
             self.checkpointer = AgentCheckpointer(self.model, self.folder, say, config.seed)
-            self.evaluator = BestEvaluator(config, options.recipe, self.folder, say)
+            self.evaluator = BestEvaluator(config, options.environment, self.folder, say)
             if isinstance(env.unwrapped, DummyVecEnv):
                 self.evaluator.learners = env.unwrapped.envs[0]
             self.clock_before = self.checkpointer.resume() if config.resume else 0.0
@@ -79,7 +79,7 @@ class Training:
     def folder(self) -> RunFolder:
         """The run's folder, made when something is to be written."""
         if self._folder is None:
-            self._folder = RunFolder.new(self.config.folder, self.config.algo, self.options.env_id)
+            self._folder = RunFolder.new(self.config.folder, self.config.algo, self.options.environment.env_id)
             self._describe(self._folder)
         return self._folder
 
@@ -92,8 +92,8 @@ class Training:
         """
         started = time.perf_counter()
         said = "" if one_stretch else f"quarl: stopping: the update ends and is saved; {ONCE_MORE}\n"
-        with threads(self.threads), Interrupts(lambda: None, said) as interrupts, ExitStack() as world:
-            world.callback(self._close)
+        with threads(self.threads), Interrupts(lambda: None, said) as interrupts, ExitStack() as open_environments:
+            open_environments.callback(self._close)
             callback = TrainingCallback(
                 self.evaluator,
                 self.checkpointer,
@@ -110,7 +110,7 @@ class Training:
                 clock_s = callback.clock_s
                 self.checkpointer.check_finite()
                 self._save_last(clock_s)
-                world.close()  # of some environments only one may live, which is the next evaluation's now
+                open_environments.close()  # of some environments only one may live, which is the next evaluation's now
                 integers = None if self.config.qat is None else self.evaluator.integers(self.model)
                 if integers is not None:  # what quantisation-aware training was for
                     self.folder().write_integers(integers)
@@ -187,7 +187,7 @@ class Training:
         steps = self.model.num_timesteps
         return TrainRow(
             algo=self.config.algo,
-            env_id=self.options.env_id,
+            env_id=self.options.environment.env_id,
             precision="fp32" if spec is None else spec.precision,
             quant_delay=self.config.quant_delay,
             switched_at=qat.switched_at(self.model),
@@ -221,7 +221,7 @@ class Training:
     def _describe(self, folder: RunFolder) -> None:
         written = self.options.written
         # env_kwargs: the zoo's scripts look for it in args.yml
-        args = {"env": self.options.env_id, "log_folder": str(self.config.folder)}
+        args = {"env": self.options.environment.env_id, "log_folder": str(self.config.folder)}
         folder.describe(self.config, written, **args, env_kwargs=written.get("env_kwargs") or None)
         self.say_notes()
 
@@ -284,7 +284,7 @@ def from_here(config: TrainConfig, say: Callable[[str], None]) -> TrainConfig:
     folder is taken for this one: whoever changes the options changes the folder too.
     """
     try:
-        run = RunFolder.latest(config.folder, config.algo, resolve(config.env, trusted=True))
+        run = RunFolder.latest(config.folder, config.algo, Environment.typed_by_user(config.env).env_id)
         saved = checkpoint.load_latest(run.path)
         if config.n_timesteps is not None and saved.timesteps >= config.n_timesteps:
             # killed in its last evaluation: the last stretch is trained again, whose end is the same

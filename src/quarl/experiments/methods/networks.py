@@ -11,8 +11,8 @@ from functools import partial
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.envs import make
 from quarl.envs.checked import held
+from quarl.envs.environment import make
 from quarl.envs.seeds import episode_seed
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActionHead, Policy
