@@ -177,8 +177,7 @@ class Page:
     def __init__(self, name: str, folder: Path) -> None:
         """Read the page `name`, fill in its tables, check its numbers, and draw its figures into the folder."""
         self._name, self._folder, self._source = name, folder, (PAGES / f"{name}.md").read_text()
-        helpers = {function.__name__: function for function in HELPERS}
-        self._scope: dict[str, Any] = {**helpers, "f": formats, "stats": stats, "np": np}
+        self._scope = HELPERS.copy()
         self._prose = (0, 0, 0)
         self.faults: list[str] = []
         self.text = BLOCK.sub(self._block, self._source)
@@ -261,8 +260,11 @@ def readme() -> str:
     return f"{before}{MARK}\n|{glance.replace('](', '](docs/results/')}\n\n{MARK}{after}"
 
 
-HELPERS = (Row, rows, by, at, machines, fixed, between, listed, source, answers)
-"""What a page's expressions may call, beside Python's own functions, `f` (quarl.formats), `stats` and `np`."""
+HELPERS: dict[str, Any] = {
+    **{"Row": Row, "rows": rows, "by": by, "at": at, "machines": machines, "source": source, "answers": answers},
+    **{"fixed": fixed, "between": between, "listed": listed, "f": formats, "stats": stats, "np": np},
+}
+"""What a page's expressions may use, beside Python's own functions."""
 
 
 if __name__ == "__main__":
