@@ -64,12 +64,12 @@ TARGETS = {
     "study-kills": "kills",
     "weight-decay": "bench-weight-decay-0` to `make bench-weight-decay-1e-2",
 }
-"""What make is asked for to measure a study again, where that is not its name with bench- before it."""
+"""Targets of make that measure a study again, unless the target is bench- and the name of the study."""
 BLOCK = re.compile(
     r"^(<!-- (?:table|text): (?:.*-->\n<!-- (?!end ))*.*-->\n)(?s:.*?)<!-- end -->|((?:^<!-- (?!note: ).*-->\n)+)",
     re.MULTILINE,
 )
-"""A group of comments that makes what stands between it and the end, or one that makes nothing on the page."""
+"""A group of comments that generates the text between it and the end, or a group without such text."""
 NUMBER = re.compile(r"(?<![\w.])[−-]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[−-]?\d+)?")
 ANSWER = re.compile(r"^# ([^\n]*)\n\n(.*?(?<!\w)\d.*?[.?!])(?:\*\*)?(?=\s[A-Z*]|\n\n)", re.MULTILINE | re.DOTALL)
 """The title of a page, and its first sentences up to one with a number."""
@@ -98,7 +98,7 @@ def rows(study: str, table: str | None = None, **wanted: Any) -> list[Row]:
 
 
 def table(headings: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
-    """A Markdown table; columns of numbers stand right, what is None is an en dash."""
+    """Return a Markdown table: columns of numbers are right-aligned, and None is an en dash."""
     cells = [["–" if value is None else str(value).replace("|", "\\|") for value in line] for line in lines]
     numeric = [all(not cell or NUMERIC.match(cell) for cell in column) for column in zip(*cells, strict=True)]
     rule = ["---:" if number else "---" for number in numeric] or ["---"] * len(headings)
@@ -106,7 +106,16 @@ def table(headings: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
 
 
 def fixed(value: float | None, decimals: int = 0, sign: str = "") -> str:
-    """A number with so many decimals, halves rounded away from 0; an en dash for None. sign: "+" to have one."""
+    """Return a number with so many decimals, halves rounded away from 0; an en dash for None.
+
+    Args:
+        value: The number.
+        decimals: How many digits follow the point.
+        sign: "+" to write one before positive numbers.
+
+    Returns:
+        The number as text, with commas between thousands.
+    """
     if value is None:
         return "–"
     rounded = Decimal(repr(float(value))).quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP)
@@ -114,7 +123,18 @@ def fixed(value: float | None, decimals: int = 0, sign: str = "") -> str:
 
 
 def between(value: float | None, low: float | None, high: float | None, decimals: int = 0, sign: str = "") -> str:
-    """A number with its interval, if it has one."""
+    """Return a number with its interval, if it has one.
+
+    Args:
+        value: The number.
+        low: The lower end of the interval; None if there is none.
+        high: The upper end.
+        decimals: How many digits follow the point.
+        sign: "+" to write one before a positive number.
+
+    Returns:
+        The number, and the ends in brackets.
+    """
     ends = "" if low is None or high is None else f" [{fixed(low, decimals)}, {fixed(high, decimals)}]"
     return fixed(value, decimals, sign) + ends
 
@@ -221,7 +241,7 @@ class Page:
         style.save(figures.points(drawn, **options), self._folder / f"{name}.png")
 
     def _fault(self, line: str) -> str:
-        """Take in a name, or check a text: return what is wrong with it."""
+        """Define a name, or check a text and return what is wrong with it."""
         text, sign, expression = re.split(r" (:?=)\s+", line, maxsplit=1)
         value = self._value(expression)
         if sign == ":=":
@@ -248,7 +268,7 @@ def differs(text: str, value: Any) -> str:
 
 
 def _agree(typed: Decimal, value: float) -> bool:
-    """Whether the number is the value, rounded to the digits that are typed."""
+    """Return whether the number is the value, rounded to the digits that are typed."""
     half = 0.5 * 10.0 ** int(typed.as_tuple().exponent)
     return abs(float(typed) - value) <= half * (1 + 1e-6)
 
