@@ -16,7 +16,7 @@ import pytest
 from training_runs import train, words
 
 import require
-from quarl.actorq.evaluator import ActorsEvaluator
+from quarl.actorq.actors_evaluator import ActorsEvaluator
 from quarl.actorq.metrics import scalars
 from quarl.cli import main
 from quarl.config import ActorQConfig

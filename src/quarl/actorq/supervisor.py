@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from quarl.actorq import metrics, roles
+from quarl.actorq.actors_evaluator import ActorsEvaluator
 from quarl.actorq.build import build, limiter_of, recalled
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.counters import Control, Learner
-from quarl.actorq.evaluator import ActorsEvaluator
 from quarl.actorq.family import ActorFamily
 from quarl.actorq.options import begun
 from quarl.actorq.segment import segment_dtype
