@@ -14,7 +14,7 @@ import require
 from quarl import engines, evaluation, files
 from quarl.actorq import wire
 from quarl.actorq.limiter import RateLimiter
-from quarl.actorq.memory import PREFIX, Block, Memory
+from quarl.actorq.shared_memory import PREFIX, Block, Memory
 from quarl.algorithms import tuned
 from quarl.cluster import begin_here, connection
 from quarl.commands import doctor

@@ -23,7 +23,7 @@ from quarl.actorq import family, workers
 from quarl.actorq.build import build, limiter_of
 from quarl.actorq.counters import Actor, Control, Learner, Publisher
 from quarl.actorq.environments import RETRIES, Environments
-from quarl.actorq.memory import Memory
+from quarl.actorq.shared_memory import Memory
 from quarl.actorq.supervisor import Supervisor
 from quarl.actorq.versions import RESERVED, Versions
 from quarl.cli import parse

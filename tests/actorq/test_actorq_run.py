@@ -17,7 +17,7 @@ from stable_baselines3 import DQN, TD3
 
 from quarl import qat
 from quarl.actorq.actor import AT_ONCE
-from quarl.actorq.memory import PREFIX
+from quarl.actorq.shared_memory import PREFIX
 from quarl.actorq.supervisor import warn_about_cores
 from quarl.algorithms.d4pg import D4PG
 from quarl.api import load

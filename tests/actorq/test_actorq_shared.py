@@ -16,7 +16,7 @@ import pytest
 from quarl.actorq.board import SLOTS, Board
 from quarl.actorq.channel import Ring
 from quarl.actorq.counters import percentile
-from quarl.actorq.memory import PREFIX, Block, Memory
+from quarl.actorq.shared_memory import PREFIX, Block, Memory
 from quarl.errors import QuarlError
 from waiting import PATIENCE_S, until
 
@@ -51,7 +51,7 @@ def test_arrays_of_two_mappings_are_the_same_memory(memory):
 def test_memory_of_a_killed_supervisor_is_removed_by_the_next(memory, monkeypatch, elsewhere):
     code = (
         "import numpy as np, os, signal\n"
-        "from quarl.actorq.memory import Block, Memory\n"
+        "from quarl.actorq.shared_memory import Block, Memory\n"
         "print(Memory.create({'a': Block(np.dtype('u1'), (64,))}).path, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
@@ -59,13 +59,15 @@ def test_memory_of_a_killed_supervisor_is_removed_by_the_next(memory, monkeypatc
     assert left.name.startswith(PREFIX)
     assert left.exists()
     if elsewhere:  # as where it filled all that there was
-        monkeypatch.setattr("quarl.actorq.memory._folder", lambda size: Path(tempfile.gettempdir()))
+        monkeypatch.setattr("quarl.actorq.shared_memory._folder", lambda size: Path(tempfile.gettempdir()))
     memory({"a": Block(np.dtype("u1"), (64,))})
     assert not left.exists()
 
 
 def test_a_run_knows_whether_another_one_is_on_the_machine(memory, monkeypatch, tmp_path):
-    monkeypatch.setattr("quarl.actorq.memory.SHARED", tmp_path)  # where no other run of this machine has its memory
+    monkeypatch.setattr(
+        "quarl.actorq.shared_memory.SHARED", tmp_path
+    )  # where no other run of this machine has its memory
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     path = tmp_path / f"{PREFIX}{2**22 + 1}-0"  # no process of this machine: it is another container's
     try:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from quarl.actorq.memory import Block, Memory
 from quarl.actorq.roles import Made, Snapshot, Weights
+from quarl.actorq.shared_memory import Block, Memory
 from quarl.arrays import Array
 from quarl.errors import QuarlError
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from quarl.actorq.board import Board
 from quarl.actorq.counters import Counters
-from quarl.actorq.memory import LINE, Block, Memory
 from quarl.actorq.roles import Channel
 from quarl.actorq.segment import HEAD, Head
+from quarl.actorq.shared_memory import LINE, Block, Memory
 from quarl.arrays import Array
 
 LEARNER_BOARD, ACTOR_BOARD = "float", "packed"

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from quarl.actorq.memory import Block, Memory
+from quarl.actorq.shared_memory import Block, Memory
 from quarl.arrays import Array
 
 CLASSES = 2048

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from quarl.actorq.memory import PREFIX
+from quarl.actorq.shared_memory import PREFIX
 from stress.chaos.env import COUNTS
 
 Row = dict[str, Any]
