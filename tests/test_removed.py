@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from quarl.config import ActorQConfig, TrainConfig
-from quarl.config.learner import completed, options_of
+from quarl.config.learner_options import completed, options_of
 from quarl.errors import QuarlError
 from quarl.experiments.file import read
 from quarl.experiments.plan import plan

@@ -14,7 +14,7 @@ import yaml
 from networks import dense
 from quarl.cli import main
 from quarl.config import ActorQConfig, TrainConfig
-from quarl.config.learner import options_of
+from quarl.config.learner_options import options_of
 from quarl.policy import artifact
 from quarl.policy.graph import Provenance
 from refusals import refused

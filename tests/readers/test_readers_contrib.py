@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 import quarl
 from quarl import engines
 from quarl.calibration import quantize
-from quarl.config import learner
+from quarl.config import learner_options
 from quarl.config.train import LEARNERS
 from quarl.policy.operators import OBSERVATION, Dense, as_float32
 from quarl.quant.spec import EXACT
@@ -194,4 +194,4 @@ def test_renormalisation_is_an_affine_part_of_the_layer_behind_it():
 
 
 def test_what_is_read_is_trained_here_or_by_sb3_contrib():
-    assert {*LEARNERS, *learner.CONTRIB} == set(LAYOUTS)
+    assert {*LEARNERS, *learner_options.CONTRIB} == set(LAYOUTS)

@@ -14,7 +14,7 @@ from quarl.algorithms import tuned
 from quarl.algorithms.learners import learner_class
 from quarl.config import ActorQConfig
 from quarl.config.actorq import GIVEN_ONCE
-from quarl.config.learner import completed
+from quarl.config.learner_options import completed
 from quarl.envs.environment import Environment
 from quarl.envs.options import OF_ENVIRONMENT, described
 from quarl.errors import QuarlError

@@ -17,7 +17,7 @@ from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecEnv
 
 from quarl.algorithms.zoo_arguments import checked
-from quarl.config.learner import LearnerOptions
+from quarl.config.learner_options import LearnerOptions
 from quarl.errors import QuarlError, first_line
 from quarl.machine import free_bytes
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from quarl import qat, stats
 from quarl.actorq.supervisor import Supervisor
-from quarl.config.learner import LearnerOptions
+from quarl.config.learner_options import LearnerOptions
 from quarl.files import read_rows
 from quarl.formats import size, three_digits
 from quarl.report import page, tables

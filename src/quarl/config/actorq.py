@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from quarl.config.base import Flag, Output, at_least_one, check_folder, check_types, layer_widths
 from quarl.config.groups import ADVANCED, ENVIRONMENT, QUANTISATION, TRAINING, shown
-from quarl.config.learner import LearnerOptions
+from quarl.config.learner_options import LearnerOptions
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.quant.spec import QuantSpec
 

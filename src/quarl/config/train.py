@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from quarl.config.base import Flag, Normalize, at_least_one, check_folder
 from quarl.config.groups import ADVANCED, ENVIRONMENT, OUTPUT, QUANTISATION, TRAINING, shown
-from quarl.config.learner import LearnerOptions
+from quarl.config.learner_options import LearnerOptions
 from quarl.errors import QuarlError
 
 LEARNERS = ("ppo", "a2c", "dqn", "ddpg", "td3", "sac", "d4pg")

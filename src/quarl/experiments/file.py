@@ -22,7 +22,7 @@ from typing import Any
 from quarl.config import ActorQConfig, DistillConfig
 from quarl.config.base import ASIDE, check_types
 from quarl.config.environment import OPTIONS, EnvironmentConfig, spelled
-from quarl.config.learner import CONTRIB, unknown_algorithm
+from quarl.config.learner_options import CONTRIB, unknown_algorithm
 from quarl.config.train import LEARNERS, QAT_OPTIONS
 from quarl.envs.bound import LIMIT, longest
 from quarl.envs.options import EnvironmentOptions

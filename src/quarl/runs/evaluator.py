@@ -16,7 +16,7 @@ from quarl import engines, qat, stats
 from quarl.arrays import Array
 from quarl.calibration import quantize
 from quarl.config import TrainConfig
-from quarl.config.learner import LearnerOptions
+from quarl.config.learner_options import LearnerOptions
 from quarl.envs.checked import BrokenEnvironmentError, held
 from quarl.envs.environment import Environment
 from quarl.envs.seeds import Stream, episode_seed

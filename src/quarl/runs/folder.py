@@ -23,7 +23,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from quarl.algorithms.clocks import CLOCK
 from quarl.arrays import Array
-from quarl.config.learner import LearnerOptions, options_of, plain
+from quarl.config.learner_options import LearnerOptions, options_of, plain
 from quarl.errors import NothingSavedError, QuarlError
 from quarl.files import write_bytes
 from quarl.inert.npz import read_npz

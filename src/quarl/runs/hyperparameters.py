@@ -16,7 +16,7 @@ from quarl.algorithms import tuned
 from quarl.algorithms.zoo_arguments import CODE, OURS, arguments, whole
 from quarl.config import TrainConfig
 from quarl.config.environment import spelled
-from quarl.config.learner import completed
+from quarl.config.learner_options import completed
 from quarl.envs.bound import LIMIT, longest
 from quarl.envs.environment import Environment
 from quarl.envs.names import is_atari

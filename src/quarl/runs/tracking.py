@@ -13,7 +13,7 @@ from typing import Any
 
 from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputFormat, filter_excluded_keys
 
-from quarl.config.learner import LearnerOptions, options_of
+from quarl.config.learner_options import LearnerOptions, options_of
 from quarl.errors import in_one_line
 from quarl.evaluation import Evaluation
 
