@@ -15,7 +15,7 @@ from quarl.actorq.build import build
 from quarl.actorq.counters import Actor
 from quarl.actorq.environments import Environments, environment_of
 from quarl.actorq.exploration import Explorer
-from quarl.actorq.options import adopt
+from quarl.actorq.run_options import adopt
 from quarl.config import ActorQConfig
 from quarl.envs import Environment
 from quarl.envs.checked import BrokenEnvironmentError

@@ -10,7 +10,7 @@ import pytest
 import require
 from quarl.actorq.build import build, hyperparameters, samples_per_insert
 from quarl.actorq.environments import environment_of
-from quarl.actorq.options import adopt, begun
+from quarl.actorq.run_options import adopt, begun
 from quarl.algorithms import tuned
 from quarl.algorithms.tuned import Tuned
 from quarl.cli import main, parse

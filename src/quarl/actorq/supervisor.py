@@ -17,7 +17,7 @@ from quarl.actorq.build import build, limiter_of, recalled
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.counters import Control, Learner
 from quarl.actorq.family import ActorFamily
-from quarl.actorq.options import begun
+from quarl.actorq.run_options import begun
 from quarl.actorq.segment import segment_dtype
 from quarl.actorq.weights import Template
 from quarl.actorq.workers import Workers

@@ -17,7 +17,7 @@ from rich.table import Table
 from quarl import energy, formats
 from quarl.actorq import auto, throughput_plan
 from quarl.actorq.environments import environment_of
-from quarl.actorq.options import adopt
+from quarl.actorq.run_options import adopt
 from quarl.actorq.supervisor import Supervisor, warn_about_cores
 from quarl.commands import terminal
 from quarl.config import ActorQConfig, DistillConfig
