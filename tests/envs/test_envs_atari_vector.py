@@ -150,7 +150,7 @@ def test_a_game_cut_by_its_time_limit_shows_its_own_last_observation():
 def test_a_still_game_of_one_loses_a_life_and_then_meets_its_limit():
     """The ball that FIRE serves is lost after 24 steps, as in the plain way; the next one waits until the limit."""
     limit = recipe(1, env_kwargs={"max_num_frames_per_episode": 161}, noop_max=0)
-    env = make_environments("BreakoutNoFrameskip-v4", limit, "native")
+    env = vector("BreakoutNoFrameskip-v4", limit, "native")
     assert not env.reset()[0, :3].any()
     steps = [env.step(np.zeros(1, int)) for _ in range(41)]
     assert {k + 1: steps[k][3][0]["TimeLimit.truncated"] for k in range(41) if steps[k][2][0]} == {24: False, 40: True}
