@@ -125,7 +125,7 @@ def made_up(monkeypatch):
         return window(config, **options)
 
     monkeypatch.setattr(actorq_throughput, "watch", record)
-    monkeypatch.setattr(actorq_throughput.plan, "measure", measured)
+    monkeypatch.setattr(actorq_throughput.throughput_plan, "measure", measured)
     return asked
 
 
@@ -460,7 +460,7 @@ def free(monkeypatch):
         return Rates(batch_size=256, samples_per_insert=1.0, update_s=0.020, insert_s=0.0, steps=steps)
 
     monkeypatch.setattr(actorq_reward, "train", record)
-    monkeypatch.setattr(actorq_reward.plan, "measure", rates)
+    monkeypatch.setattr(actorq_reward.throughput_plan, "measure", rates)
     return asked, needs
 
 
