@@ -481,7 +481,7 @@ def test_eval_plays_any_policy_in_either_way(name, how, models, capsys, tmp_path
 
 
 def test_inspect_writes_the_original_s_line(models, capsys, tmp_path):
-    words = ["inspect", str(models / "policy.safetensors"), "--bits", "4", "--json", "inspect.json"]
+    words = ["inspect", str(models / "policy.safetensors"), "--bits", "int4", "--json", "inspect.json"]
     assert main(words) == 0
     document = contracts.read(tmp_path / "inspect.json")
     assert [row["shape"] for row in document["rows"]] == [[16, 4], [2, 16]]
