@@ -12,6 +12,7 @@ from pathlib import Path
 # quarter of the whole suite's. Set before torch is imported, and handed on to every process that a test starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import hypothesis
 import pytest
 from gymnasium.envs.registration import registry
 
@@ -19,6 +20,8 @@ import require
 import tiers
 from quarl import machine
 
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 GUARD = pytest.StashKey[tiers.Guard]()
 
 

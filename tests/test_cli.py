@@ -275,7 +275,7 @@ def test_a_missing_extra_is_named(models, capsys, monkeypatch):
 
 
 def test_ctrl_c_exits_with_130_and_leaves_nothing(models, capsys, monkeypatch, tmp_path):
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("quarl.experiments.precisions.measure", interrupted)
@@ -287,7 +287,7 @@ def test_ctrl_c_exits_with_130_and_leaves_nothing(models, capsys, monkeypatch, t
 def test_ctrl_c_in_an_import_is_still_ctrl_c(models, capsys, monkeypatch):
     """Extension modules make an ImportError of it."""
 
-    def imported(*_):
+    def imported(*_, **__):
         try:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(9)  # another thread may be the one that gets it

@@ -8,7 +8,7 @@ from fractions import Fraction
 from math import gcd
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from quarl.actorq.limiter import RateLimiter, smallest_error_buffer
@@ -92,7 +92,6 @@ def test_lockstep_is_sb3s_loop_and_its_actor_waits_for_every_round(gradient_step
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(
     ratio=RATIOS,
     batch_size=st.integers(1, 512),
@@ -152,7 +151,6 @@ def test_the_smallest_error_buffer_is_the_smallest(ratio, batch_size, updates_at
     assert error + exact > smallest - unit
 
 
-@settings(deadline=None)
 @given(
     ratio=st.fractions(Fraction(1, 20), 8, max_denominator=20),
     batch_size=st.integers(1, 16),

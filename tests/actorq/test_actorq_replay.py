@@ -156,7 +156,7 @@ ROWS = st.tuples(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     size=st.integers(1, 40),
     n_steps=st.integers(1, 5),

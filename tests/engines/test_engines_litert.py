@@ -146,7 +146,7 @@ def test_a_static_network_by_hand():
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_dynamic_layer_is_its_definition_bit_for_bit(data):
     width, count = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 40))
     batch, bits = data.draw(st.sampled_from([1, 2, 3, 5, 16])), data.draw(st.sampled_from([8, 4]))
@@ -365,7 +365,7 @@ def test_activation_tables_hold_whether_computed_or_looked_up(kind, monkeypatch)
     st.integers(-128, 127),
     st.floats(1, 2),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_steady_scale_keeps_every_entry_off_rounding_boundaries(kind, exponent, zero_point, mantissa):
     """The runtime's own functions, evaluated at every code of a random grid, give the table's entries."""
     fixed = {"tanh": (1 / 128, 0), "sigmoid": (1 / 256, -128)}

@@ -76,7 +76,7 @@ def test_extreme_codes_of_convolutions_are_summed_without_saturation(batch):
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_dynamic_layer_is_its_definition_bit_for_bit(data):
     width, count, batch = (data.draw(st.integers(1, most)) for most in (40, 9, 4))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))

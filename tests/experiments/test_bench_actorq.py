@@ -657,7 +657,6 @@ def test_the_committed_protocol_is_sound():
     ("words", "said"),
     [
         ("--what time-to-reward", "wants --protocol FILE"),
-        ("--protocol x.json", "belong to --what time-to-reward"),
         ("--ratios free", "--protocol, --only and --ratios belong to --what time-to-reward"),
         ("--what time-to-reward --protocol x.json --env Nope-v9", "--env is said by the protocol of time-to-reward"),
         ("--what throughput --seeds 3", "has no option --seeds"),

@@ -214,13 +214,11 @@ def test_policy_kwargs_are_those_given_and_the_policy_s():
     ("words", "said"),
     [
         ("--policies D", "--policies 'D' is none of A (128,128)"),
-        ("--policies 0,8", "--policies '0,8'"),
         ("--batch-size 0", "--batch-size must be at least 1"),
         ("--seconds 0", "--seconds and --minutes must be above 0"),
         ("--params policy_kwargs:dict(net_arch=[8])", "net_arch is what --policies says"),
         ("--params policy_kwargs:[8]", "policy_kwargs:[8] is no dict(...)"),
         ("--params policy_kwargs:dict(open('x'))", "is no dict(...)"),
-        ("--params lr", "'lr' is not NAME:VALUE"),
         ("--params batch_size:64", "--params batch_size is what --batch-size says: drop it"),
         ("--params buffer_size:5", "--params buffer_size is fixed where updates are timed: drop it"),
         ("--what learning", "has no option --what; use quarl study run studies/mixed-precision-learning.yml"),

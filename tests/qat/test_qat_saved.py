@@ -175,8 +175,6 @@ Plan = Callable[[dict[str, Any]], Any]
 LAYER: Any = lambda qat: qat["networks"][""]["layers"][0]  # noqa: E731
 BROKEN: dict[str, tuple[Plan, str]] = {
     "no plan": (lambda qat: qat.clear(), "plan is missing or malformed"),
-    "no networks": (lambda qat: qat.update(networks={}), "plan is missing or malformed"),
-    "networks of another kind": (lambda qat: qat.update(networks=[""]), "plan is missing or malformed"),
     "a layer too few": (lambda qat: qat["networks"][""]["layers"].pop(), "plan is missing or malformed"),
     "another layer": (lambda qat: LAYER(qat).update(path="x"), "plan is missing or malformed"),
     "rows": (lambda qat: qat["networks"][""].update(rows=99), "plan is missing or malformed"),

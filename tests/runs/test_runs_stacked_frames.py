@@ -114,13 +114,11 @@ def test_what_is_no_stack_is_left_as_it_is(shape):
     ("change", "said"),
     [
         (lambda state: state.update(frames=state["frames"][:-1]), "frames"),
-        (lambda state: state.update(frames=state["frames"].astype(np.float32)), "frames"),
         (lambda state: state.update(begins=state["begins"].astype(np.uint8)), "begins"),
         (lambda state: state["begins"].__setitem__((slice(2), 0), [False, True]), "begins in the middle of a stack"),
         (lambda state: state.update(stacks=state["stacks"][1:]), "stacks"),
         (lambda state: state["begins"].__setitem__(0, False), "stacks|begins in the middle"),
         (lambda state: state.pop("jumps"), "jumps"),
-        (lambda state: state.update(next_stacks=state["next_stacks"][:, :2]), "next_stacks"),
         (lambda state: state.update(rewards=state["rewards"][:, :1]), "rewards"),
     ],
 )
