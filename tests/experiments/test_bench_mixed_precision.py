@@ -222,7 +222,6 @@ def test_policy_kwargs_are_those_given_and_the_policy_s():
         ("--params batch_size:64", "--params batch_size is what --batch-size says: drop it"),
         ("--params buffer_size:5", "--params buffer_size is fixed where updates are timed: drop it"),
         ("--what learning", "has no option --what; use quarl study run studies/mixed-precision-learning.yml"),
-        ("--env CartPol-v1", "did you mean 'CartPole-v1'"),
         ("--env CartPole-v1 --policies 4,8", "WideCNN reads images"),
     ],
 )
