@@ -74,7 +74,7 @@ def test_a_new_method_is_measured_and_reported(tree: Path, small_agents: Path):
     assert [(row["method"], row["precision"]) for row in rows] == [
         ("fp32", "fp32"),
         ("noise", "int8"),
-        ("noise", "int2"),
+        ("noise", "int2e8"),
     ]
     assert rows[0]["weight_std"] < rows[2]["weight_std"]
     quarl(tree, "study", "report", tree / "study")

@@ -212,9 +212,18 @@ class Environment:
         return batch if self.lent is None else 1
 
 
-def make(env_id: str, *, inside: Sequence[Inside] = (), **described: Any) -> gymnasium.Env[Any, Any]:
-    """Make the environment of an id that names no module; described: fields of `EnvironmentOptions`."""
-    return Environment.from_file(env_id, EnvironmentOptions(**described)).make(inside=inside)
+def make(
+    env_id: str, *, render_mode: str | None = None, inside: Sequence[Inside] = (), **described: Any
+) -> gymnasium.Env[Any, Any]:
+    """Make the environment of an id that names no module.
+
+    Args:
+        env_id: Gymnasium's id.
+        render_mode: As of `Environment.make`.
+        inside: As of `Environment.make`.
+        described: Fields of `EnvironmentOptions`.
+    """
+    return Environment.from_file(env_id, EnvironmentOptions(**described)).make(render_mode=render_mode, inside=inside)
 
 
 def in_environment(
