@@ -417,10 +417,10 @@ def test_results_of_another_agent_that_came_meanwhile_are_not_replaced(capsys, m
     artifact.write(dense([4, 16, 2]), tmp_path / "plain.safetensors")
     measure = precisions.measure
 
-    def measured(*args):
+    def measured(*args, **keywords):
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "rows.json").write_text('{"model": "other.zip", "rows": []}')
-        return measure(*args)
+        return measure(*args, **keywords)
 
     monkeypatch.setattr("quarl.experiments.precisions.measure", measured)
     words = ["ptq", "plain.safetensors", "--env", "CartPole-v1", "--bits", "4", "--episodes", "2", "-o", "out"]
