@@ -63,7 +63,7 @@ def test_a_file_of_weights_has_the_rows_of_the_policy_that_it_was_written_from(f
     assert PLAIN in shown
     assert (document["command"], document["algo"], document["env_id"]) == ("inspect", None, None)
     line = Path("quarl-inspect/output.txt").read_text()
-    wanted = inspected(files / "policy.safetensors", "--bits", 4, "--scheme", "per-channel")
+    wanted = inspected(files / "policy.safetensors", "--bits", "int4", "--scheme", "per-channel")
     assert PLAIN not in capsys.readouterr().out
     anonymous = [{**row, "layer": ""} for row in document["rows"]]
     assert anonymous == [{**row, "layer": ""} for row in wanted["rows"]]

@@ -44,7 +44,7 @@ def test_a_video_has_a_picture_of_each_step_and_of_the_start(file, name):
     assert main(["play", file, "--bits", "4", "--max-episode-steps", "5", "--record", name, "--json", "rows.json"]) == 0
     assert [(row["precision"], row["steps"], row["total"]) for row in contracts.read("rows.json")["rows"]] == [
         ("fp32", 5, 5.0),
-        ("int4", 5, 5.0),
+        ("int4e8", 5, 5.0),
     ]
     assert imageio.v3.imread(name).shape == (6, *SIZE, 3)
     about = imageio.v3.immeta(name)
@@ -178,7 +178,7 @@ def test_who_ended_in_what_is_no_number_does_not_stop_the_other(file, monkeypatc
         "--env",
         "Ends-v0",
         "--bits",
-        "2",
+        "int2",
         "--scheme",
         "mid-tread",
         "--seed",

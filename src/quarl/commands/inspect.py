@@ -162,9 +162,12 @@ def _labels(config: InspectConfig, files: Sequence[_Model]) -> list[str]:
 
 
 def _plain(config: InspectConfig) -> QuantSpec:
-    """The precision that was asked for, by a scheme that needs no observations."""
-    spec = QuantSpec.parse(config.bits, scheme=config.scheme)
-    return QuantSpec.parse(config.bits, scheme=PLAIN) if spec.scheme.needs_observations else spec
+    """Return the requested precision with one width, by a scheme that needs no observations.
+
+    Weights alone do not tell which layers are the first and the last.
+    """
+    spec = QuantSpec.parse(config.bits, scheme=config.scheme, edges="same")
+    return QuantSpec.parse(config.bits, scheme=PLAIN, edges="same") if spec.scheme.needs_observations else spec
 
 
 def _reasons(config: InspectConfig, files: Sequence[_Model]) -> list[str]:
