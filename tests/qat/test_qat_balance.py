@@ -152,6 +152,6 @@ def test_what_cannot_be_balanced_stays_as_it_was(what: str):
 
 def test_an_extractor_that_the_value_network_shares_is_left_alone():
     model = PPO("CnnPolicy", Pictures(), n_steps=32, batch_size=32, n_epochs=1, seed=0, device="cpu")
-    qat.prepare(model, "4")
+    qat.prepare(model, "w4a8")
     model.learn(32, callback=qat.QuantDelay(10**6, allow_inactive=True))
     switches_without_a_trace(model)

@@ -85,7 +85,7 @@ def assert_well_inside_their_steps(layer: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", OFF_POLICY)
 def test_hidden_weights_lie_well_inside_the_steps_of_their_codes(algo: str):
-    model = trained(algo, QatSpec.parse("3"))
+    model = trained(algo, QatSpec.parse("w3a8"))
     before = [layer.weight.detach().clone() for _, layer in layers_of(model)]
     follow(model, active=True)
     for (plan, layer), was in zip(layers_of(model), before, strict=True):
@@ -113,7 +113,7 @@ def test_convolutions_begin_there_too(continuous: bool):
     cls = type(make("td3")) if continuous else DQN
     size = {"learning_starts": 32, "buffer_size": 200, "batch_size": 8, "device": "cpu", "seed": 0}
     model = cls("CnnPolicy", Pictures(continuous=continuous), policy_kwargs={"net_arch": [16]}, **size)
-    qat.prepare(model, "4")
+    qat.prepare(model, "w4a8")
     model.learn(48, callback=qat.QuantDelay(10**6, allow_inactive=True))
     follow(model, active=True)
     convolutions = [layer for _, layer in layers_of(model) if isinstance(layer, torch.nn.Conv2d)]
@@ -124,7 +124,7 @@ def test_convolutions_begin_there_too(continuous: bool):
 
 @pytest.mark.slow
 def test_skipped_layers_and_the_critic_stay():
-    model = trained("td3", QatSpec.parse("3", critic=True, skip=("actor.mu.0",)))
+    model = trained("td3", QatSpec.parse("w3a8", critic=True, skip=("actor.mu.0",)))
     before = copy.deepcopy(model.policy.state_dict())
     nearest = without_replay(model)
     follow(model, active=True)
@@ -139,7 +139,7 @@ def test_skipped_layers_and_the_critic_stay():
 
 @pytest.mark.slow
 def test_the_last_layer_has_its_own_bits():
-    model = trained("ddpg", QatSpec.parse("2", output_bits=8))
+    model = trained("ddpg", QatSpec.parse("w2a8", output_bits=8))
     follow(model, active=True)
     levels = [max(len(row.unique()) for row in layer.rounded(layer.weight)[0]) for _, layer in layers_of(model)]
     assert [plan.bits for plan, _ in layers_of(model)] == [2, 2, 8]
