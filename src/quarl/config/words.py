@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from itertools import dropwhile, takewhile
@@ -48,8 +49,8 @@ COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
 }
 """Options of RL Zoo's scripts and former ones, with their replacements: the first name that the verb has, or words
 without a name."""
-MOVED = {"staleness": "; use quarl study run studies/actorq-staleness.yml"}
-"""Former values of options: the end of the message that refuses them."""
+MOVED = {("--what", "staleness"): "; use quarl study run studies/actorq-staleness.yml"}
+"""Options with former values: the end of the message that refuses them."""
 NUMBERS = ConstructorRegistry()
 """How words become numbers."""
 
@@ -74,7 +75,7 @@ def parse(words: Sequence[str]) -> Config:
     except SystemExit as end:
         if not end.code:
             raise
-        meant = next((MOVED[word] for word in words if word in MOVED), "")
+        meant = next((MOVED[pair] for pair in itertools.pairwise(words) if pair in MOVED), "")
         raise QuarlError(f"{_sentence(said.getvalue())}{meant}; {help_}") from None
     config: Config = parsed if isinstance(parsed, Config) else parsed.chosen
     if left:
