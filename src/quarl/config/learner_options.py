@@ -28,7 +28,7 @@ from quarl.config.base import (
 from quarl.config.environment import OPTIONS, EnvironmentConfig
 from quarl.config.groups import ADVANCED, ENVIRONMENT, OUTPUT, QUANTISATION, TRAINING, shown
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean
-from quarl.quant.spec import QatSpec
+from quarl.quant.spec import EDGES, QatSpec
 from quarl.removed import without_removed
 
 L = TypeVar("L", bound="LearnerOptions")
@@ -67,7 +67,7 @@ class LearnerOptions(EnvironmentConfig, MeteredConfig):
     policy_kwargs:"dict(net_arch=[64], activation_fn=nn.ReLU)"."""
     qat: Annotated[str | None, shown("BITS", default="train in float32"), QUANTISATION] = None
     """Precision to train for."""
-    edge_bits: Edges = "8"
+    edge_bits: Edges = EDGES
     """Bits of the first and last layers of a precision that asks for fewer, or one width in all layers."""
     qat_mid_tread: Annotated[Flag, QUANTISATION] = False
     """Give weights of 2 and 3 bits a level at 0 in training; else levels lie on both sides of it."""

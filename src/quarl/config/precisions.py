@@ -23,7 +23,7 @@ from quarl.config.environment import OPTIONS
 from quarl.config.groups import ADVANCED, QUANTISATION, TRAINING, shown
 from quarl.config.model import ModelConfig
 from quarl.errors import QuarlError
-from quarl.quant.spec import Mode, QuantSpec
+from quarl.quant.spec import EDGES, Mode, QuantSpec
 
 MOST_EPISODES = 400
 """Of --episodes auto, where --max-episodes does not say it."""
@@ -35,7 +35,7 @@ class PrecisionsConfig(ModelConfig, MeteredConfig):
 
     bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION] = ("4",)
     """Precisions with 2 to 8-bit weights: an integer, wNaM, or intNeK for K bits in the first and last layers."""
-    edge_bits: Edges = "8"
+    edge_bits: Edges = EDGES
     """Bits of the first and last layers of precisions that ask for fewer, or same: one width in all layers."""
     mode: Annotated[Mode, QUANTISATION] = "dynamic"
     """Activations: quantised per row at run time, or on grids calibrated beforehand."""

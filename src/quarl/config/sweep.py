@@ -22,7 +22,7 @@ from quarl.config.environment import OPTIONS, EnvironmentConfig
 from quarl.config.groups import ENVIRONMENT, QUANTISATION, TRAINING, shown
 from quarl.config.train import QAT_OPTIONS, TrainConfig
 from quarl.errors import QuarlError
-from quarl.quant.spec import QatSpec, QuantSpec
+from quarl.quant.spec import EDGES, QatSpec, QuantSpec
 
 METHODS = ("ptq", "distill", "qat")
 OF_BOTH = ("algo", "env", "params", "trained_agent", "normalize", *OPTIONS)
@@ -46,7 +46,7 @@ class SweepConfig(EnvironmentConfig, MeteredConfig):
     """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
     bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION] = ("8", "7", "6", "5", "4", "3", "2")
     """Precisions: N for N-bit weights with 8-bit activations, or wNaM."""
-    edge_bits: Edges = "8"
+    edge_bits: Edges = EDGES
     """Bits of the first and last layers of precisions that ask for fewer, or one width in all layers."""
     methods: Annotated[tuple[str, ...], shown("NAME ...")] = ("ptq", "qat")
     """ptq: quantise the float32 agents; distill: and teach them, which takes minutes each; qat: train for it."""

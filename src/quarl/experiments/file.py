@@ -31,7 +31,7 @@ from quarl.experiments import checks
 from quarl.experiments.checks import Place, count, key, mapping, must, number, word, words
 from quarl.inert.yaml import key_lines, read_yaml
 from quarl.processes.pool import Bounds
-from quarl.quant.spec import QatSpec, QuantSpec
+from quarl.quant.spec import EDGES, QatSpec, QuantSpec
 
 SHIPPED = Path(__file__).with_name("shipped")
 MARGIN_PCT = 5.0
@@ -176,7 +176,7 @@ class MethodEntry:
     """fp32, ptq, distill, qat, actorq or untrained."""
     precision: tuple[str, ...] = key(words, default=("fp32",))
     """fp16, 8 or w4a8; all but fp32 and untrained need one."""
-    edge_bits: str = key(lambda value, at: " ".join(words(value, at)), default="8")
+    edge_bits: str = key(lambda value, at: " ".join(words(value, at)), default=EDGES)
     """Bits of the first and last layers of precisions that ask for fewer, or same, as --edge-bits of quarl ptq."""
     scheme: tuple[str, ...] = key(words, default=("default",))
     """How weights become codes, as --scheme of quarl ptq."""

@@ -19,8 +19,8 @@ Mode = Literal["dynamic", "static"]
 FLOAT_BITS = {"fp32": 32, "fp16": 16, "bf16": 16}
 SMALLEST, LARGEST = 2, 16
 """Bits that are trained for."""
-EDGES = 8
-"""Least bits of the first and the last layers' weights if the user types a bare width, as in --bits 4."""
+EDGES = "8"
+"""Default of --edge-bits, and of a bare width in verbs without it and in Python."""
 MIXED = "mixed"
 """Every precision whose layers have bits of their own is called so, which does not say which: it cannot be parsed."""
 
@@ -381,7 +381,7 @@ def edge_bits(said: str | int) -> int | None:
 def _least(text: str | int, edges: str | int | None) -> int | None:
     """Return the least bits of edges that the text leaves open; None: as of other layers."""
     if edges is None:
-        return EDGES if str(text).isdecimal() else None
+        edges = EDGES if str(text).isdecimal() else "same"
     return edge_bits(edges)
 
 
