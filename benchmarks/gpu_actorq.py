@@ -1,24 +1,31 @@
-"""ActorQ with a GPU that is lent for minutes: what is asked of it, in order, until the time is up.
+"""ActorQ beside a GPU that is available for minutes: run the parts in order until the time is up.
 
-    python benchmarks/gpu_actorq.py [OUT] [--seconds 540] [--device cuda] [--part updates rates few reward images]
+    python benchmarks/gpu_actorq.py [OUT] [--seconds 540] [--device cuda] [--part updates inference rates few reward]
 
-Updates of DQN and D4PG first (2048x3, batch 256, sampling included; --net-arch for others), launched kernel by kernel
-and replayed as a graph, in blocks that take turns; then `quarl bench`: 14 actors with 16 environments and 4 with one,
-to reward at free ratio, and DQN on images in three number types. What does not fit is left out and said.
-Each part leaves its rows in OUT, and in results/, when it ends: whoever stops the script has those of the parts before.
+- updates: DQN and D4PG (2048x3, batch 256, sampling included; --net-arch for others), launched kernel by kernel and
+  replayed as a graph, in blocks that take turns.
+- inference: one policy on the GPU, batched over all environments, against a process on each core for its own 16.
+- rates, few, reward: `quarl bench` with 14 actors of 16 environments, with 4 of one, and to reward at free ratios.
+
+Parts that do not fit are named. Each part writes its rows to OUT and to results/ when it ends, so that stopping the
+script loses one part at most.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import itertools
 import json
+import multiprocessing
 import sqlite3
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +33,17 @@ import numpy as np
 import torch
 from stable_baselines3.common.logger import Logger
 
+from quarl import engines
 from quarl.actorq.build import build
 from quarl.actorq.replay import SegmentReplay
 from quarl.algorithms.captured import Updates, graphs_for
 from quarl.algorithms.precision import Precision
+from quarl.calibration import quantize
 from quarl.config import ActorQConfig
+from quarl.experiments.methods.networks import build as network_policy
+from quarl.experiments.methods.networks import with_hidden
 from quarl.experiments.store import NAME
+from quarl.quant.spec import QuantSpec
 from results import write
 
 TASKS = {"dqn": "CartPole-v1", "d4pg": "dm_control/cheetah-run-v0"}
@@ -44,8 +56,7 @@ THROUGHPUT = (*("bench", "actorq", "--arms", "int8", "fp32", "--samples-per-inse
 PARTS: dict[str, tuple[float, tuple[str, ...]]] = {
     "rates": (180, (*THROUGHPUT, "learning_starts:2000", "--actors", "14", "--envs-per-actor", "16")),
     "few": (120, (*THROUGHPUT, "learning_starts:2000", "--actors", "4")),
-    "reward": (420, ("bench", "actorq", "--what", "time-to-reward", "--ratios", "free")),
-    "images": (180, ("bench", "mixed-precision", "--dtypes", "fp32", "bf16", "fp16")),
+    "reward": (540, ("bench", "actorq", "--what", "time-to-reward", "--ratios", "free")),
 }
 """Seconds after which a part is stopped, and what it runs."""
 
@@ -111,17 +122,57 @@ def measure_updates(options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def on_core(barrier: Any, precision: str, arch: str, seconds: float) -> float:
+    """Return the rows that a process infers in a second with LiteRT, one thread and 16 rows a call."""
+    network = with_hidden(tuple(map(int, arch.split(","))))
+    observations = np.random.default_rng(0).normal(size=(16, *network.observation_shape)).astype(np.float32)
+    spec = QuantSpec.parse(precision)
+    nearest = replace(spec, scheme=replace(spec.scheme, rounding="nearest"))
+    engine = engines.load(quantize(network_policy(network), nearest, observations), batch=16)
+    engine.run(observations)
+    barrier.wait()
+    calls, start = 0, time.perf_counter()
+    while (passed := time.perf_counter() - start) < seconds:
+        engine.run(observations)
+        calls += 1
+    return 16 * calls / passed
+
+
+def measure_inference(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield rows a second: of 14 processes on the CPU, and of calls on the device with copies to it and back."""
+    widths = (17, *map(int, options.net_arch.split(",")))
+    hidden = [torch.nn.Sequential(torch.nn.Linear(*pair), torch.nn.ReLU()) for pair in itertools.pairwise(widths)]
+    policy = torch.nn.Sequential(*hidden, torch.nn.Linear(widths[-1], 6)).to(options.device).requires_grad_(False)
+    for dtype, rows in itertools.product((torch.float32, torch.bfloat16), (14, 224, 3584)):
+        policy, inputs, observations = policy.to(dtype), torch.zeros(rows, 17), torch.zeros(rows, 17)
+        inputs = inputs.to(options.device, dtype)
+        call = torch.cuda.make_graphed_callables(copy.deepcopy(policy), (inputs,)) if options.device == "cuda" else policy
+        times = []
+        for _ in range(1000 if options.device == "cuda" else 10):
+            start = time.perf_counter()
+            call(inputs.copy_(observations)).float().cpu()
+            times.append(time.perf_counter() - start)
+        us = 1e6 * statistics.median(times)
+        yield {"where": options.device, "number": str(dtype)[6:], "rows": rows, "us": us, "rows_per_s": 1e6 * rows / us}
+    for precision in ("fp32", "int8", "int4"):
+        with multiprocessing.get_context("spawn").Pool(14) as pool, multiprocessing.Manager() as manager:
+            barrier = manager.Barrier(14)
+            found = pool.starmap(on_core, [(barrier, precision, options.net_arch, 4.0)] * 14, chunksize=1)
+        yield {"where": "cpu", "number": precision, "rows": 16 * 14, "us": None, "rows_per_s": sum(found)}
+
+
 def protocol(options: argparse.Namespace) -> str:
     """A file beside the others: two cores' protocol with a learner on the device, and wide policies and actors.
 
-    Evaluations are rarer and shorter: of a wide policy, on a CPU, they take longer than what they interrupt.
+    Evaluations are shorter, and only CartPole is left: evaluating a wide policy on a CPU takes longer than training.
     """
     found = json.loads(Path(__file__).with_name("actorq_free.json").read_text())
     found["common"] |= {"net_arch": options.net_arch, "device": options.device, "eval_episodes": 5}
     found["common"] |= {"actors": 14, "envs_per_actor": 16, "publish_interval": 50}
-    found["in_updates"]["eval_freq"] = 500
+    found["in_updates"]["eval_freq"] = 250
+    found["tasks"] = {"CartPole-v1": found["tasks"]["CartPole-v1"]}
     path = options.out / "protocol.json"
-    path.write_text(json.dumps(found | {"arms": ["int8", "fp32"], "cap_minutes": 2}))
+    path.write_text(json.dumps(found | {"arms": ["int8", "fp32"], "cap_minutes": 1}))
     return str(path)
 
 
@@ -133,7 +184,7 @@ def main() -> None:
     parser.add_argument("--net-arch", default="2048,2048,2048")
     parser.add_argument("--updates", type=int, default=50, help="of a block")
     parser.add_argument("--window", default="15", help="seconds of a cell of the throughput")
-    parser.add_argument("--part", nargs="*", default=["updates", *PARTS])
+    parser.add_argument("--part", nargs="*", default=["updates", "inference", *PARTS])
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
     options.out.mkdir(parents=True, exist_ok=True)
@@ -141,9 +192,13 @@ def main() -> None:
     if "updates" in options.part:
         rows = [{"device": device, **row} for row in measure_updates(options)]
         write("gpu-actorq", "make bench-gpu-actorq", updates=rows)
+    if "inference" in options.part:
+        rows = [{"device": device, "net_arch": options.net_arch, **row} for row in measure_inference(options)]
+        print(*rows, sep="\n", flush=True)
+        write("gpu-actorq", "make bench-gpu-actorq", inference=rows)
     own = ("--device", options.device, "--seconds", options.window)
     rates = (*own, "--net-arch", options.net_arch, "--warm-up", "3")
-    more = {"rates": rates, "few": rates, "reward": ("--protocol", protocol(options)), "images": own}
+    more = {"rates": rates, "few": rates, "reward": ("--protocol", protocol(options))}
     for name, (seconds, words) in [item for item in PARTS.items() if item[0] in options.part]:
         left = min(end - time.monotonic(), seconds)
         if left < 60:
@@ -160,7 +215,9 @@ def main() -> None:
         tables = {f"{name}-{path.stem}": json.loads(path.read_text())["rows"] for path in folder.glob("*.json")}
         with contextlib.closing(sqlite3.connect(folder / NAME)) as file:
             done = file.execute("SELECT source, row FROM cells WHERE state = 'done'").fetchall()
-        tables["cells"] = [{"name": f"{name} {cell}", "part": name, **json.loads(row)} for cell, row in done]
+        tables["cells"] = [
+            {"name": f"{name} {cell}", "part": name, "gpu": device, **json.loads(row)} for cell, row in done
+        ]
         write("gpu-actorq", "make bench-gpu-actorq", **tables)
 
 
