@@ -146,7 +146,9 @@ def measure_inference(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for dtype, rows in itertools.product((torch.float32, torch.bfloat16), (14, 224, 3584)):
         policy, inputs, observations = policy.to(dtype), torch.zeros(rows, 17), torch.zeros(rows, 17)
         inputs = inputs.to(options.device, dtype)
-        call = torch.cuda.make_graphed_callables(copy.deepcopy(policy), (inputs,)) if options.device == "cuda" else policy
+        call = (
+            torch.cuda.make_graphed_callables(copy.deepcopy(policy), (inputs,)) if options.device == "cuda" else policy
+        )
         times = []
         for _ in range(1000 if options.device == "cuda" else 10):
             start = time.perf_counter()
