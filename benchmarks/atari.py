@@ -25,9 +25,9 @@ from quarl.calibration import quantize
 from quarl.cli import main as quarl
 from quarl.config import PtqConfig
 from quarl.evaluation import Evaluation, evaluate
-from quarl.experiments.precisions import measure
 from quarl.inert.npz import read_npz
 from quarl.policy.graph import QuantizedPolicy
+from quarl.post_training.measure import measure
 from quarl.quant.spec import QuantSpec
 from quarl.readers import load
 from quarl.report import style

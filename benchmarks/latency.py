@@ -19,8 +19,8 @@ from typing import Any
 
 from quarl import engines
 from quarl.calibration import quantize
-from quarl.experiments.methods.latency import EDGED, LatencyRow, measure
-from quarl.experiments.methods.networks import STANDARD, Network, build, record
+from quarl.latency.network_latency import EDGED, LatencyRow, measure
+from quarl.latency.networks import STANDARD, Network, build, record
 from quarl.policy import artifact
 from quarl.quant.spec import QuantSpec
 from results import RESULTS, verdict, write

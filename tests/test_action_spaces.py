@@ -30,10 +30,10 @@ from quarl.api import Agent
 from quarl.cli import main
 from quarl.distillation.loss import loss_of
 from quarl.errors import QuarlError
-from quarl.experiments.precisions import agreement
 from quarl.export import contract
 from quarl.policy import artifact
 from quarl.policy.graph import ActionHead
+from quarl.post_training.measure import agreement
 from refusals import refused
 from runs.training_runs import Threads, train
 

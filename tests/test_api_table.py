@@ -15,9 +15,9 @@ import pytest
 import networks
 import quarl
 from quarl.cli import main
-from quarl.commands.table import PtqTable
-from quarl.experiments.methods.latency import Timing
-from quarl.experiments.precisions import PtqRow
+from quarl.latency.timing import Timing
+from quarl.post_training.measure import PtqRow
+from quarl.post_training.table import PtqTable
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def table(agents) -> PtqTable:
 def test_the_table_is_the_one_that_the_verb_prints_and_its_rows_are_those_of_the_file(
     agents, tmp_path, monkeypatch, capsys
 ):
-    clock = "quarl.experiments.precisions.time_engines"
+    clock = "quarl.post_training.measure.time_engines"
     monkeypatch.setattr(clock, lambda loaded, *_: [Timing(us_p50=2.0, us_p99=3.0) for _ in loaded])
     model = str(agents / "sb3" / "ppo" / "CartPole-v1_1")
     table = quarl.ptq(
@@ -98,7 +98,7 @@ def test_pandas_is_only_needed_where_it_is_asked_for(table, monkeypatch):
     ],
 )
 def test_a_careless_table_is_told_the_right_keyword_before_anything_is_played(options, line, monkeypatch):
-    monkeypatch.setattr("quarl.experiments.precisions.record", None)
+    monkeypatch.setattr("quarl.post_training.measure.record", None)
     with pytest.raises(quarl.QuarlError, match=line):
         quarl.ptq(quarl.Agent(networks.dense([4, 2])), **options)
 

@@ -31,10 +31,10 @@ from quarl.config import VERBS, ActorQConfig
 from quarl.config.base import narrow_edges
 from quarl.config.words import below
 from quarl.errors import QuarlError
-from quarl.experiments import precisions
-from quarl.experiments.methods import latency
+from quarl.latency import network_latency
 from quarl.policy import artifact
 from quarl.policy.graph import ActionHead
+from quarl.post_training import measure
 from refusals import refused
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -278,7 +278,7 @@ def test_ctrl_c_exits_with_130_and_leaves_nothing(models, capsys, monkeypatch, t
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("quarl.experiments.precisions.measure", interrupted)
+    monkeypatch.setattr("quarl.post_training.measure.measure", interrupted)
     assert main(["ptq", str(models / "policy.safetensors")]) == 130
     assert capsys.readouterr().err == "quarl: interrupted\n"
     assert list(tmp_path.iterdir()) == []
@@ -294,7 +294,7 @@ def test_ctrl_c_in_an_import_is_still_ctrl_c(models, capsys, monkeypatch):
         except KeyboardInterrupt:
             raise ImportError("initialization failed") from None
 
-    monkeypatch.setattr("quarl.experiments.precisions.measure", imported)
+    monkeypatch.setattr("quarl.post_training.measure.measure", imported)
     assert main(["ptq", str(models / "policy.safetensors")]) == 130
     assert capsys.readouterr().err == "quarl: interrupted\n"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -415,14 +415,14 @@ def test_two_ptq_runs_into_one_folder_end_well_and_leave_the_whole_result_of_the
 @pytest.mark.slow
 def test_results_of_another_agent_that_came_meanwhile_are_not_replaced(capsys, monkeypatch, tmp_path):
     artifact.write(dense([4, 16, 2]), tmp_path / "plain.safetensors")
-    measure = precisions.measure
+    measure_all = measure.measure
 
     def measured(*args, **keywords):
         (tmp_path / "out").mkdir()
         (tmp_path / "out" / "rows.json").write_text('{"model": "other.zip", "rows": []}')
-        return measure(*args, **keywords)
+        return measure_all(*args, **keywords)
 
-    monkeypatch.setattr("quarl.experiments.precisions.measure", measured)
+    monkeypatch.setattr("quarl.post_training.measure.measure", measured)
     words = ["ptq", "plain.safetensors", "--env", "CartPole-v1", "--bits", "4", "--episodes", "2", "-o", "out"]
     said = refused(capsys, *words)
     folder = tmp_path / said.rpartition("the results are in ")[2].strip()
@@ -497,7 +497,7 @@ def test_inspect_writes_the_original_s_line(models, capsys, tmp_path):
 
 
 def test_bench_latency_measures_the_widths_it_is_given(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(latency, "measure", partial(latency.measure, seconds=0.01))
+    monkeypatch.setattr(network_latency, "measure", partial(network_latency.measure, seconds=0.01))
     assert main(["bench", "latency", "--widths", "8", "4,4", "--json", "latency.json"]) == 0
     assert list(dict.fromkeys(row["network"] for row in contracts.read(tmp_path / "latency.json")["rows"])) == [
         "8",

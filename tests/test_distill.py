@@ -58,7 +58,7 @@ def test_a_folder_holds_the_policy_its_row_and_how_it_came_about(agents, tmp_pat
 KILLED = """
 import os, signal, sys
 from quarl import cli, evaluation
-from quarl.runs import checkpoint_file
+from quarl import checkpoint_file
 write, written = checkpoint_file.write, []
 def then_killed(*arguments):
     write(*arguments)

@@ -17,12 +17,12 @@ import torch
 
 import quarl
 from quarl import qat
-from quarl.commands.table import PtqTable
 from quarl.evaluation import Evaluation
+from quarl.post_training.table import PtqTable
 from quarl.quant.spec import QatSpec, QuantSpec
 
 MODULES = ("quarl", "quarl.api", "quarl.errors", "quarl.evaluation", "quarl.quant.spec", "quarl.qat")
-MODULES += ("quarl.commands.table", "quarl.qat.convert", "quarl.qat.delay", "quarl.qat.prepare")
+MODULES += ("quarl.post_training.table", "quarl.qat.convert", "quarl.qat.delay", "quarl.qat.prepare")
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ plan, early = json.loads(sys.argv[1]), sys.argv[2:]
 for name in early:
     sys.modules[name] = None  # whoever imports it is told that there is none
 from quarl.cli import main
-for name in ("quarl.commands.train", "quarl.commands.eval", "quarl.commands.bench", "quarl.experiments.methods.latency",
+for name in ("quarl.commands.train", "quarl.commands.eval", "quarl.commands.bench", "quarl.latency.network_latency",
              "quarl.experiments.methods.mixed_precision", "torch._dynamo", "onnxruntime", "ai_edge_litert.interpreter"):
     importlib.import_module(name)
 loaded = {name.partition(".")[0] for name in sys.modules if sys.modules[name] is not None}
@@ -38,8 +38,9 @@ for extra, (modules, commands) in plan.items():
     os.makedirs(extra, exist_ok=True)
     os.chdir(extra)
     sys.modules.update(dict.fromkeys(modules))
-    from quarl.experiments.methods import latency, mixed_precision
-    latency.ROUNDS, mixed_precision.NUM_FRAMES = 1, 40
+    from quarl.experiments.methods import mixed_precision
+    from quarl.latency import timing
+    timing.ROUNDS, mixed_precision.NUM_FRAMES = 1, 40
     codes = []
     for number, words in enumerate(commands):
         out = os.open(f"{number}.txt", os.O_CREAT | os.O_WRONLY)

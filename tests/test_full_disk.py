@@ -12,8 +12,8 @@ import networks
 import require
 from quarl.calibration import quantize
 from quarl.cli import main
-from quarl.experiments.methods import latency
 from quarl.export import export
+from quarl.latency import network_latency
 from quarl.policy import artifact
 from quarl.quant.spec import QuantSpec
 
@@ -66,7 +66,7 @@ def files(folder):
 def here(tmp_path, monkeypatch):
     """A working directory with a policy, a folder that was exported, and a study."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(latency, "measure", lambda *args, **options: [])
+    monkeypatch.setattr(network_latency, "measure", lambda *args, **options: [])
     artifact.write(networks.cartpole(), tmp_path / "agent.safetensors")
     (tmp_path / "study.yml").write_bytes(STUDY)
     (tmp_path / "out").mkdir()

@@ -47,8 +47,6 @@ KEPT_ENGINES = 4
 """Of an agent, one for each batch size that it was asked for lately."""
 OWN = ("", ".safetensors", ".quarl")
 """Suffixes of QuaRL's artefact; "": a name without one stays as it is."""
-WRITERS = {".tflite": "litert", ".onnx": "onnx"}
-"""By suffix, the engine whose format it is."""
 
 
 def _of_agent(
@@ -312,9 +310,9 @@ class Agent:
 
         if suffix in OWN:
             artifact.write(self.policy, target)
-        elif suffix in WRITERS:
+        elif suffix in engines.FORMATS:
             with extras(f"a {suffix} file"):  # runtimes' libraries take their time to import
-                writer = importlib.import_module(f"quarl.engines.{WRITERS[suffix]}")
+                writer = importlib.import_module(f"quarl.engines.{engines.FORMATS[suffix]}")
             options = {"say": say} if suffix == ".tflite" else {}
             try:
                 content = writer.write(self._quantized(), acts=True, **options)

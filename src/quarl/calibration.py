@@ -115,6 +115,14 @@ def _rewrite(
     return policy, values
 
 
+def quantised(calibrated: Calibrated, spec: QuantSpec) -> QuantizedPolicy:
+    """The policy in that precision; QuarlError where that would be the policy as it is."""
+    policy = calibrated.quantize(spec)
+    if policy.coverage == 0:
+        raise QuarlError(f"{spec.precision} covers no weight of this policy; nothing would be quantised")
+    return policy
+
+
 @np.errstate(all="ignore")
 def round_layers(layers: Sequence[LayerWeights], spec: QuantSpec) -> tuple[LayerWeights, ...]:
     """Layers of any file in the precision of `spec`, each weight at its nearest value; biases stay as they are.

@@ -20,10 +20,10 @@ import torch
 from stable_baselines3 import DDPG, DQN, SAC, TD3
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from quarl import files
+from quarl import checkpoint_file, files
 from quarl.actorq.replay import SegmentReplay
 from quarl.errors import QuarlError
-from quarl.runs import checkpoint, checkpoint_file, checkpoint_model
+from quarl.runs import checkpoint, checkpoint_model
 from quarl.runs.checkpoint import CheckpointError
 from quarl.runs.checkpoint_model import take
 from results import read

@@ -23,7 +23,7 @@ from quarl.envs.atari import Points, WholeGame
 from quarl.envs.reseed import needs_fresh
 from quarl.envs.suites import ATARI
 from quarl.errors import QuarlError
-from quarl.experiments.methods.networks import STANDARD, build
+from quarl.latency.networks import STANDARD, build
 from quarl.policy.graph import Policy, Provenance
 from quarl.runs.hyperparameters import Recipe, interpret
 from quarl.runs.model import make_environments

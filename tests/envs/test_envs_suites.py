@@ -16,7 +16,7 @@ from quarl.envs import Environment, home_of, make
 from quarl.envs.rollout import Play, play
 from quarl.envs.seeds import episode_seed
 from quarl.evaluation import evaluate
-from quarl.experiments.methods.networks import STANDARD, build
+from quarl.latency.networks import STANDARD, build
 from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.operators import Dense, mlp
 from quarl.quant.spec import QuantSpec

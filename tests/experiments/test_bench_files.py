@@ -11,11 +11,11 @@ import contracts
 import quarl
 from networks import dense
 from quarl.cli import main
-from quarl.experiments.methods import files, latency, memory
+from quarl.latency import file_latency, memory, network_latency, timing
 from quarl.policy import artifact
 from refusals import refused
 
-ROW = latency.LatencyRow(
+ROW = network_latency.LatencyRow(
     network="a", batch=1, engine="litert", precision="fp32", us_p50=10.0, us_p99=11.0, us_jitter=0.1, bytes=9
 )
 
@@ -35,11 +35,11 @@ def wide(tmp_path_factory):
 
 def test_a_precision_that_is_not_faster_than_fp32_is_named_and_never_recommended():
     slower = replace(ROW, precision="int8", us_p50=9.9)
-    assert files.verdicts([ROW, slower]) == [
+    assert file_latency.verdicts([ROW, slower]) == [
         "a in int8 is not faster than fp32 on litert: 9.9 \u00b5s, fp32 10.0 \u00b5s."
     ]
     faster = replace(ROW, precision="int4e8", us_p50=4.0)
-    assert files.verdicts([ROW, slower, faster])[1:] == [
+    assert file_latency.verdicts([ROW, slower, faster])[1:] == [
         "Fastest against its fp32 on litert: a in int4e8, 2.50 times as fast."
     ]
 
@@ -52,13 +52,13 @@ def test_each_engine_and_network_is_compared_with_its_own_fp32():
         replace(ROW, engine="ort", precision="int8", us_p50=5.0),
         replace(ROW, network="b", engine="tract", precision="int4"),
     ]
-    assert files.verdicts(rows) == [
+    assert file_latency.verdicts(rows) == [
         "Fastest against its fp32 on litert: a in int8, 2.00 times as fast.",
         "a in int8 is not faster than fp32 on ort: 5.0 \u00b5s, fp32 2.0 \u00b5s.",
         "b in int4 on tract: no fp32 beside it, so nothing is recommended.",
     ]
     with_another = [*rows[:2], replace(ROW, network="b"), replace(ROW, network="c", precision="int4")]
-    assert files.verdicts(with_another)[-2:] == [
+    assert file_latency.verdicts(with_another)[-2:] == [
         "c in int4 on litert: no fp32 beside it, so nothing is recommended.",  # of which of the two it might be
         "Fastest against its fp32 on litert: a in int8, 2.00 times as fast.",
     ]
@@ -66,7 +66,7 @@ def test_each_engine_and_network_is_compared_with_its_own_fp32():
 
 @pytest.mark.slow
 def test_a_model_and_a_file_are_timed_in_the_runtimes_that_they_are_for(wide, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(latency, "ROUNDS", 2)
+    monkeypatch.setattr(timing, "ROUNDS", 2)
     monkeypatch.chdir(tmp_path)
     words = ["bench", "latency", str(wide / "policy.quarl"), str(wide / "onnx" / "policy.onnx"), "--bits", "fp32", "8"]
     assert main([*words, "--json", "rows.json"]) == 0
@@ -88,7 +88,7 @@ def test_a_quantised_policy_is_timed_as_it_is(tmp_path):
     policy = dense([4, 8, 2])
     observations = np.zeros((16, 4), np.float32)
     quantized = quarl.Agent(policy).quantize("int4", observations=observations).policy
-    assert list(files.in_precisions(quantized, [])) == [quantized]
+    assert list(file_latency.in_precisions(quantized, [])) == [quantized]
 
 
 @pytest.mark.parametrize(

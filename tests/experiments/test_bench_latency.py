@@ -15,7 +15,7 @@ import require
 from quarl import engines
 from quarl.calibration import quantize
 from quarl.errors import QuarlError
-from quarl.experiments.methods import latency, networks
+from quarl.latency import network_latency, networks, timing
 from quarl.quant.spec import QuantSpec
 from quarl.report import schema
 
@@ -50,7 +50,7 @@ class Fake:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr(latency.time, "perf_counter_ns", made.read)
+    monkeypatch.setattr(timing.time, "perf_counter_ns", made.read)
     return made
 
 
@@ -64,8 +64,8 @@ def no_collection():
 @pytest.mark.usefixtures("no_collection")
 def test_timings_are_the_percentiles_of_the_calls(clock):
     steady, jumpy = Fake(clock, "a", [2_000]), Fake(clock, "b", [1_000] * 49 + [90_000])
-    timings = latency.time_engines([steady, jumpy], np.zeros((8, 3), np.float32), seconds=0.01)
-    assert timings[0] == latency.Timing(2.0, 2.0, 0.0)
+    timings = timing.time_engines([steady, jumpy], np.zeros((8, 3), np.float32), seconds=0.01)
+    assert timings[0] == timing.Timing(2.0, 2.0, 0.0)
     assert (timings[1].us_p50, timings[1].us_p99) == (1.0, 90.0)
     assert timings[1].us_jitter == pytest.approx(2 * 89 / 50, abs=0.05)  # up by 89 and down again, once in 50 calls
 
@@ -74,7 +74,7 @@ def test_timings_are_the_percentiles_of_the_calls(clock):
 @pytest.mark.parametrize(("count", "batches"), [(10, {(0, 1, 2, 3), (4, 5, 6, 7)}), (3, {(0, 1, 2, 0)})])
 def test_every_observation_passes_by_in_whole_batches_and_few_are_repeated(clock, count, batches):
     engine = Fake(clock, "a", [1_000], batch=4)
-    latency.time_engines([engine], np.arange(count, dtype=np.float32).reshape(count, 1), seconds=0.001)
+    timing.time_engines([engine], np.arange(count, dtype=np.float32).reshape(count, 1), seconds=0.001)
     assert {tuple(rows[:, 0]) for rows in engine.seen} == batches
 
 
@@ -89,27 +89,27 @@ def test_engines_take_turns_and_garbage_collection_comes_back(clock):
             return observations
 
     pair = [Named(clock, name, [1]) for name in "ab"]
-    latency.time_engines(pair, np.zeros((8, 3), np.float32), seconds=0.0001)
+    timing.time_engines(pair, np.zeros((8, 3), np.float32), seconds=0.0001)
     blocks = [name for name, _ in itertools.groupby(order)]
-    assert len(blocks) > latency.ROUNDS
+    assert len(blocks) > timing.ROUNDS
     prepared = collecting.index(False)
     assert not any(collecting[prepared:])
     assert len({*order[:prepared]}) == 2
-    assert len(order) - prepared > latency.ROUNDS * 2
+    assert len(order) - prepared > timing.ROUNDS * 2
     assert gc.isenabled()
 
 
 def test_no_observations_are_refused():
     with pytest.raises(QuarlError, match="recorded observations"):
-        latency.time_engines([], np.zeros((0, 3)))
+        timing.time_engines([], np.zeros((0, 3)))
 
 
 def test_rows_keep_the_contract_and_the_order(monkeypatch):
     monkeypatch.setattr(networks, "ENVIRONMENTS", {})
     tiny = networks.Network(name="8-8", observation_shape=(5,), hidden=(8, 8), num_actions=2)
-    columns = [("torch", "fp32"), ("onnx", "int8"), ("onnx", latency.PER_TENSOR)]
-    rows = latency.measure([tiny], batches=(1, 3), columns=columns, seconds=0.002)
-    contracts.check(schema.document(latency.LatencyRow, rows, seed=0))
+    columns = [("torch", "fp32"), ("onnx", "int8"), ("onnx", network_latency.PER_TENSOR)]
+    rows = network_latency.measure([tiny], batches=(1, 3), columns=columns, seconds=0.002)
+    contracts.check(schema.document(network_latency.LatencyRow, rows, seed=0))
     assert [(row.batch, row.engine, row.precision) for row in rows] == [
         (b, *column) for b in (1, 3) for column in columns
     ]
@@ -119,7 +119,7 @@ def test_rows_keep_the_contract_and_the_order(monkeypatch):
 def test_few_bits_between_layers_of_8_are_loaded_in_places_of_4(monkeypatch):
     monkeypatch.setattr(networks, "ENVIRONMENTS", {})
     tiny = networks.Network(name="64-64", observation_shape=(6,), hidden=(64, 64), num_actions=2)
-    rows = latency.measure([tiny], batches=(1,), columns=latency.COLUMNS, seconds=0.002)
+    rows = network_latency.measure([tiny], batches=(1,), columns=network_latency.COLUMNS, seconds=0.002)
     size = {row.precision: row.bytes for row in rows if row.engine == "litert"}
     assert size["int4e8"] - size["int4"] == (64 * 6 + 2 * 64) // 2  # 4 more bits in the first and the last layer
     assert size["int8"] - size["int4e8"] == 64 * 64 // 2
@@ -177,7 +177,7 @@ def test_onnx_runtimes_own_tool_comes_close_and_says_nothing(caplog, capfd):
     x = small.observations(policy, 4)
     exact = quantize(policy, QuantSpec.parse("fp32"))
     with caplog.at_level(logging.DEBUG):
-        engine = latency.by_onnxruntime(exact, 4)
+        engine = network_latency.by_onnxruntime(exact, 4)
     wanted = engines.load(exact, "reference", batch=4).run(x)
     np.testing.assert_allclose(engine.run(x), wanted, atol=0.05 * np.abs(wanted).max())
     assert engine.file_bytes < engines.load(exact, "onnx").file_bytes

@@ -17,11 +17,11 @@ import networks
 import quarl
 from quarl.cli import parse
 from quarl.config import PtqConfig
-from quarl.experiments import bits, precisions
-from quarl.experiments.methods import latency
+from quarl.latency import timing
 from quarl.policy import artifact
 from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.operators import Dense
+from quarl.post_training import layer_bits, measure
 from quarl.report import schema, tables
 from refusals import refused
 
@@ -37,7 +37,7 @@ CARTPOLE = Provenance(algo="dqn", env_id="CartPole-v1", origin="module")
 @given(errors=st.dictionaries(NAMES, ERRORS, min_size=1), sizes=st.integers(1, 1000))
 def test_each_step_of_the_path_takes_bytes_from_one_layer_until_all_are_at_their_narrowest(errors, sizes):
     weights = {name: sizes * (place + 1) for place, name in enumerate(errors)}
-    points = bits.path(errors, weights)
+    points = layer_bits.path(errors, weights)
     assert points[0] == dict.fromkeys(errors, 8)
     assert points[-1] == {name: min(widths) for name, widths in errors.items()}
     totals = [sum(point[name] * weights[name] for name in point) for point in points]
@@ -49,7 +49,7 @@ def test_each_step_of_the_path_takes_bytes_from_one_layer_until_all_are_at_their
 def test_the_bits_that_cost_least_go_first():
     # a byte of "last" at 4 bits costs 1/40, one of "first" 1/400 at 4 and (5 - 1)/200 more from there on
     errors = {"first": {8: 0.0, 4: 1.0, 2: 5.0}, "last": {8: 0.0, 4: 1.0, 2: 1.1}}
-    path = [tuple(point.values()) for point in bits.path(errors, {"first": 100, "last": 10})]
+    path = [tuple(point.values()) for point in layer_bits.path(errors, {"first": 100, "last": 10})]
     assert path == [(8, 8), (4, 8), (4, 2), (2, 2)]
 
 
@@ -68,7 +68,7 @@ def config(**options) -> PtqConfig:
 
 @pytest.fixture(scope="module")
 def chosen():
-    return bits.choose(cart_pole(), config())
+    return layer_bits.choose(cart_pole(), config())
 
 
 def test_a_layer_that_actions_depend_on_keeps_its_bits_and_one_that_is_held_exactly_has_two(chosen):
@@ -88,16 +88,16 @@ def test_a_layer_that_actions_depend_on_keeps_its_bits_and_one_that_is_held_exac
 
 
 def test_what_fresh_episodes_reject_gives_way_to_wider_bits_and_other_episodes_and_at_last_to_int8(monkeypatch):
-    seeds, measure = [], precisions.measure
+    seeds, measure_all = [], measure.measure
 
     def rejecting(policy, specs, config, *others):
         seeds.append(config.seed)
-        cells = measure(policy, specs, config, *others)
+        cells = measure_all(policy, specs, config, *others)
         row = replace(cells[-1].row, noninferior=cells[-1].row.precision == "int8")
         return [*cells[:-1], replace(cells[-1], row=row)]
 
-    monkeypatch.setattr(precisions, "measure", rejecting)
-    cells, tried, said = bits.choose(cart_pole(), config(seed=7))
+    monkeypatch.setattr(measure, "measure", rejecting)
+    cells, tried, said = layer_bits.choose(cart_pole(), config(seed=7))
     assert [cell.row.precision for cell in cells] == ["fp32", "int8"]
     fresh = [row for row in tried if row.seeds == "evaluation"]
     assert seeds == [7 + attempt for attempt in range(len(fresh))]
@@ -114,10 +114,10 @@ def test_what_fresh_episodes_reject_gives_way_to_wider_bits_and_other_episodes_a
 
 def test_latency_is_made_small_with_the_widths_that_have_kernels_and_by_what_was_measured(monkeypatch):
     def timed(loaded, _observations):  # 8 in both layers, 4 in one, which is slower and no choice, and 4 in both
-        return [latency.Timing(us_p50=us, us_p99=us) for us in (9.0, 12.0, 7.0)[: len(loaded)]]
+        return [timing.Timing(us_p50=us, us_p99=us) for us in (9.0, 12.0, 7.0)[: len(loaded)]]
 
-    monkeypatch.setattr(bits, "time_engines", timed)
-    _, tried, said = bits.choose(cart_pole(), config(minimize="latency"))
+    monkeypatch.setattr(layer_bits, "time_engines", timed)
+    _, tried, said = layer_bits.choose(cart_pole(), config(minimize="latency"))
     assert "was chosen of 2 assignments" in said[0]
     assert {width for row in tried for width in row.bits_of_layers.values()} <= {8, 4}
 
@@ -167,5 +167,5 @@ def test_the_table_calls_the_start_of_the_search_so_and_not_rejected(chosen):
     first = schema.fields(chosen[1])[0]
     assert (first["seeds"], first["bits_of_layers"]) == ("validation", {"first": 8, "last": 8})
     others = ({"accepted": True}, {"bits_mean": 7.5}, {"seeds": "evaluation"})
-    shown = tables.cells(bits.AssignmentRow, [{**first, "accepted": False, **more} for more in ({}, *others)])
+    shown = tables.cells(layer_bits.AssignmentRow, [{**first, "accepted": False, **more} for more in ({}, *others)])
     assert [cells[-1] for cells in shown.rows] == ["start", "yes", "no", "no"]

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from quarl.evaluation import Evaluation
-from quarl.experiments.play import until_judged
-from quarl.experiments.precisions import agreement, drop_of
-from quarl.experiments.rows import judged
+from quarl.judging import judged, until_judged
 from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.operators import Dense
+from quarl.post_training.measure import agreement, drop_of
 
 
 @pytest.mark.parametrize("bound", [2.0, np.inf])

@@ -9,10 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from quarl.policy.graph import ActivationGrid
-from quarl.policy.operators import Dense
-from quarl.policy.rewrite import centred
-from quarl.qat.fake import (
+from quarl.fake_quantization import (
     in_steps,
     on_step,
     on_tensor_grid,
@@ -20,6 +17,9 @@ from quarl.qat.fake import (
     rounded_part,
     weight_qparams,
 )
+from quarl.policy.graph import ActivationGrid
+from quarl.policy.operators import Dense
+from quarl.policy.rewrite import centred
 from quarl.quant.affine import QParams, choose_qparams, fake_quantize
 
 GRID = ActivationGrid(scale=0.5, zero_point=-3, bits=4)  # codes -8..7: -2.5..5

@@ -18,8 +18,8 @@ from quarl.calibration import quantize
 from quarl.engines import litert
 from quarl.engines.onnx import write
 from quarl.errors import QuarlError
-from quarl.experiments.methods import latency
 from quarl.inert import budget
+from quarl.latency import network_latency
 from quarl.policy import artifact
 from quarl.policy.layers import of_policy
 from quarl.policy.operators import as_float32
@@ -77,7 +77,7 @@ def test_files_of_onnx_runtime_s_own_quantiser_are_on_its_scales(tmp_path: Path,
     kept = []
     monkeypatch.setattr("quarl.engines.onnx.Onnx", lambda policy, data, *_, **__: kept.append(data))
     policy = quantized("relu", "fp32")
-    latency.by_onnxruntime(policy, 1)
+    network_latency.by_onnxruntime(policy, 1)
     layers = weights_only.read_weights(put(tmp_path / "p.onnx", kept[0]))
     assert len(layers) == len(policy.linear)
     for op, layer in zip(policy.linear, layers, strict=True):

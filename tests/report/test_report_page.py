@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from quarl.experiments.precisions import PtqRow
+from quarl.post_training.measure import PtqRow
 from quarl.report import page, ptq_figures, tables, weight_figures
 from quarl.report.style import INK, PAPER
 

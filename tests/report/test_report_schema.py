@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import contracts
-from quarl.experiments.precisions import PtqRow
+from quarl.post_training.measure import PtqRow
 from quarl.report import schema
 
 pytestmark = pytest.mark.slow

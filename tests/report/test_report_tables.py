@@ -10,7 +10,7 @@ from rich.console import Console
 
 import contracts
 from quarl import formats
-from quarl.experiments.precisions import PtqRow
+from quarl.post_training.measure import PtqRow
 from quarl.report import tables
 from quarl.report.tables import escaped, to_markdown
 

@@ -21,11 +21,11 @@ from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.logger import Logger
 from training_runs import same, session, train, weights, words
 
-from quarl import qat
+from quarl import checkpoint_file, qat
 from quarl.cli import main, parse
 from quarl.errors import QuarlError
 from quarl.readers import load
-from quarl.runs import callback, checkpoint, checkpoint_file
+from quarl.runs import callback, checkpoint
 from quarl.runs import train as runs
 from quarl.runs.checkpoint_model import take
 from quarl.runs.checkpointer import AgentCheckpointer, StoredReplay

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from quarl import energy
-from quarl.api import WRITERS
 from quarl.commands import terminal
 from quarl.config import BenchActorQConfig, LatencyConfig, MixedPrecisionConfig
-from quarl.experiments.methods import files, latency
-from quarl.experiments.methods.networks import STANDARD, with_hidden
+from quarl.engines import FORMATS
 from quarl.files import temporary_folder
+from quarl.latency import file_latency, network_latency
+from quarl.latency.networks import STANDARD, with_hidden
 from quarl.readers import find, load
 from quarl.report import schema
 
@@ -34,28 +34,28 @@ def _latency(config: LatencyConfig) -> None:
     networks = [with_hidden(widths) for widths in config.hidden()] or list(STANDARD)
     with energy.meter(config) as meter, terminal.progress(len(networks)) as progress:
         # called before each network: the bar stands at those that are done
-        rows = latency.measure(
+        rows = network_latency.measure(
             networks,
             seed=config.seed,
             progress=lambda name: progress(name, int(name != networks[0].name)),
         )
     title = "Latency of one call on one thread"
-    terminal.tell(config, latency.LatencyRow, rows, title, seed=config.seed, energy=meter.cost)
+    terminal.tell(config, network_latency.LatencyRow, rows, title, seed=config.seed, energy=meter.cost)
 
 
 def _of_files(config: LatencyConfig) -> None:
     """Measures the policies, each in every precision, and the files."""
     with energy.meter(config) as meter, temporary_folder() as folder:
-        named: list[files.Named] = []
+        named: list[file_latency.Named] = []
         for index, path in enumerate(find.named([word]) for word in config.model):
-            if path.suffix.lower() in WRITERS:
-                named += files.exported(path, config.runtime)
+            if path.suffix.lower() in FORMATS:
+                named += file_latency.exported(path, config.runtime)
                 continue
-            policies = list(files.in_precisions(load.read(path), config.specs(), config.seed))
+            policies = list(file_latency.in_precisions(load.read(path), config.specs(), config.seed))
             (place := folder / str(index)).mkdir()
-            named += files.written(policies, path.stem, config.runtime, place)
+            named += file_latency.written(policies, path.stem, config.runtime, place)
         with terminal.progress(len(named)) as progress:
-            rows = files.measure(named, folder, seed=config.seed, progress=lambda name: progress(name, 1))
+            rows = file_latency.measure(named, folder, seed=config.seed, progress=lambda name: progress(name, 1))
     about = schema.Told(model=" ".join(config.model), seed=config.seed, energy=meter.cost)
     title = "Latency of one call on one thread, and memory that the file adds"
-    terminal.tell(config, latency.LatencyRow, rows, title, *files.verdicts(rows), **about)
+    terminal.tell(config, network_latency.LatencyRow, rows, title, *file_latency.verdicts(rows), **about)

@@ -10,8 +10,8 @@ from quarl import formats
 from quarl.commands import terminal
 from quarl.config import BudgetConfig
 from quarl.errors import QuarlError
-from quarl.experiments.methods.files import in_precisions
 from quarl.export.footprint import footprint
+from quarl.latency.file_latency import in_precisions
 from quarl.readers import find, load
 from quarl.rows import Column, Precision, Row
 

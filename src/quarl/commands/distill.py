@@ -17,12 +17,11 @@ from quarl.distillation.rounds import Snapshot, best, distill, facts
 from quarl.distillation.validation import Validation
 from quarl.errors import NothingSavedError, QuarlError
 from quarl.evaluation import Evaluation
-from quarl.experiments.bits import AssignmentRow, choose
-from quarl.experiments.play import looks_of, until_judged
-from quarl.experiments.rows import judged
 from quarl.files import locked, staged
+from quarl.judging import judged, looks_of, until_judged
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy, is_quantized
+from quarl.post_training.layer_bits import AssignmentRow, choose
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.readers.normalizer import sentence
 from quarl.report import assessment, page
@@ -151,7 +150,7 @@ def run(config: DistillConfig) -> None:
         heading = "Returns on fresh episodes" if played else "Errors of actions on observations that were held out"
         document, shown = model.keep(folder, DistillRow, rows, heading, tried, **about)
         env_id = document["env_id"]
-        title, command = model.title(policy, env_id), replace(config, resume=False)
+        title, command = policy.provenance.title(env_id), replace(config, resume=False)
         figures = []
         if played:
             seen = [(spec.precision, look.updates, look.summary) for spec, each in looks.items() for look in each]

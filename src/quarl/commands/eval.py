@@ -92,7 +92,7 @@ def run(config: EvalConfig) -> None:
         config,
         EvalRow,
         [row],
-        model.title(policy, evaluation.env_id),
+        policy.provenance.title(evaluation.env_id),
         "",
         sentence(policy),
         **model.told(config, policy, evaluation),

@@ -37,5 +37,5 @@ def run(config: ExportConfig) -> None:
         *filter(None, [outside(exported.provenance.wrappers)]),
         f"file: {config.output / FILES[config.to]}",
     ]
-    title = f"{model.title(exported, config.env)}: {exported.spec.in_words} for {config.to}"
+    title = f"{exported.provenance.title(config.env)}: {exported.spec.in_words} for {config.to}"
     terminal.tell(config, VerifyRow, rows, title, "", *said, **model.told(config, exported, None))

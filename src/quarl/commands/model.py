@@ -17,12 +17,12 @@ from quarl.envs.environment import Environment, in_environment
 from quarl.envs.options import UNSAID, EnvironmentOptions, described
 from quarl.errors import MissingEnvironmentError, QuarlError, note
 from quarl.evaluation import Evaluation
-from quarl.experiments.bits import TRIED, AssignmentRow
 from quarl.files import write_bytes
 from quarl.inert.budget import reading
 from quarl.inert.npz import read_npy, read_npz
 from quarl.inert.zip import read_bytes
 from quarl.policy.graph import Policy
+from quarl.post_training.layer_bits import TRIED, AssignmentRow
 from quarl.readers import find, load
 from quarl.readers.normalizer import sentence
 from quarl.report import schema, tables
@@ -140,8 +140,3 @@ def keep(
         kept = terminal.keep(AssignmentRow, tried, TRIED, folder / "assignments.json", **about)
         shown.append((TRIED, tables.cells(AssignmentRow, kept["rows"])))
     return document, shown
-
-
-def title(policy: Policy, env_id: str | None) -> str:
-    """The agent in a few words: dqn on CartPole-v1."""
-    return f"{policy.provenance.algo or 'policy'} on {env_id or policy.provenance.env_id or 'no environment'}"

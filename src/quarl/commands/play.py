@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from quarl import engines, formats
 from quarl.arrays import Array
-from quarl.calibration import Calibrated
+from quarl.calibration import Calibrated, quantised
 from quarl.commands import model, terminal
 from quarl.config import PlayConfig
 from quarl.engines import Engine
@@ -29,7 +29,6 @@ from quarl.envs.environment import Environment, home_of
 from quarl.envs.rollout import Play, play
 from quarl.errors import RAISED, QuarlError, first_line
 from quarl.evaluation import record
-from quarl.experiments.play import quantised
 from quarl.files import write_bytes
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import EXACT, QuantSpec
@@ -107,7 +106,7 @@ def run(config: PlayConfig) -> None:
                 ran: Any = {"precision": player.spec.precision, "engine": engine.name, "measured": engine.measured}
                 rows.append(PlayRow(episode=episode, total=shown.total, steps=shown.steps, **ran))
     said = [] if config.record is None else ["", f"video: {config.record}"]
-    title = model.title(policy, env_id)
+    title = policy.provenance.title(env_id)
     algo, path = policy.provenance.algo, str(model.locate(config))
     terminal.tell(config, PlayRow, rows, title, *said, model=path, algo=algo, env_id=env_id, seed=config.seed)
 

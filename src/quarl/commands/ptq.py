@@ -10,13 +10,13 @@ from quarl import energy
 from quarl.commands import model, terminal
 from quarl.config import PtqConfig
 from quarl.errors import QuarlError
-from quarl.experiments.bits import choose
-from quarl.experiments.precisions import Cell, PtqRow
 from quarl.files import staged
 from quarl.inspection import Layer, inspect
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, is_quantized
 from quarl.policy.layers import of_policy
+from quarl.post_training.layer_bits import choose
+from quarl.post_training.measure import Cell, PtqRow
 from quarl.readers.normalizer import sentence
 from quarl.report import assessment, schema, tables
 
@@ -43,7 +43,7 @@ def run(config: PtqConfig) -> int:
         document, shown = model.keep(folder, PtqRow, rows, "Returns, latency and size", tried, **about)
         said += [*assessment.assess(document["rows"]), f"Measured with {about['statistics']}."]
         report = terminal.reported(partial(_draw, folder, config, cells, document, said, shown))
-    terminal.show(PtqRow, document["rows"], model.title(policy, document["env_id"]))
+    terminal.show(PtqRow, document["rows"], policy.provenance.title(document["env_id"]))
     terminal.say("", *said, "", *report, *replaced)
     return terminal.finish(config, document, report)
 
@@ -60,7 +60,7 @@ def _draw(
     from quarl.report import page, ptq_figures, weight_figures  # here: matplotlib is an extra's
 
     rows, policy, layers = document["rows"], cells[0].calibrated.policy, _drawn_layers(cells)
-    title = model.title(policy, document["env_id"])
+    title = policy.provenance.title(document["env_id"])
     drawn = [
         (name, draw.__doc__ or "", draw(rows, f"{title}: {about}"))
         for name, (draw, about) in ptq_figures.FIGURES.items()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Unpack
 
@@ -14,15 +13,14 @@ from rich.console import Console
 from quarl import energy
 from quarl.config import Config
 from quarl.config.base import STDOUT, is_kept
-from quarl.errors import complain, extras, in_one_line, is_quiet, note, printable, short
+from quarl.errors import complain, extras, in_one_line, is_quiet, note, printable
 from quarl.files import FullError, write_bytes
+from quarl.progress import progress
 from quarl.report import schema, tables
 from quarl.report.schema import Fields
 from quarl.rows import Row
 
 __all__ = ["complain", "finish", "keep", "note", "progress", "reported", "say", "show", "tell"]
-FILE_WIDTH = 160
-"""Columns of a table that goes to a file or a pipe, where nothing says how wide the reader's window is."""
 
 
 class Unwritten(str):
@@ -31,23 +29,6 @@ class Unwritten(str):
 
 class NoRoom(Unwritten):
     """Line about a page for which the disk has no room: the exit code is 2."""
-
-
-@contextmanager
-def progress(total: int | None) -> Iterator[Callable[[str, int], None]]:
-    """A bar of `total` steps, if these are known, only on a terminal; call it with what is going on and how many steps
-    that was."""
-    console = Console(stderr=True, quiet=is_quiet())
-    if not console.is_terminal:
-        yield lambda label, done: None
-        return
-    from rich import progress as bars  # here: it takes its time
-
-    times = (bars.TimeElapsedColumn(), bars.TimeRemainingColumn())
-    columns = (bars.TextColumn("{task.description}", markup=False), bars.BarColumn(), bars.MofNCompleteColumn(), *times)
-    with bars.Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("starting", total=total)
-        yield lambda label, done: bar.update(task, description=short(label), advance=done)
 
 
 def show(kind: type[Row], rows: Sequence[Fields], title: str) -> None:
@@ -140,4 +121,4 @@ def _hand_over(rows: bytes, file: Path) -> None:
 
 
 def _stdout() -> Console:
-    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else FILE_WIDTH)
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else tables.FILE_WIDTH)

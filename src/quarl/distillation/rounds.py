@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from quarl import engines, formats, stats
+from quarl import checkpoint_file, engines, formats, stats
 from quarl.algorithms.cpu import threads
 from quarl.arrays import Array
 from quarl.calibration import Calibrated
+from quarl.checkpoint_file import DamagedError
 from quarl.config import DistillConfig
 from quarl.distillation.loss import Loss, loss_of
 from quarl.distillation.student import Layer, Student
@@ -34,8 +35,6 @@ from quarl.evaluation import RECORD_BATCH, record, sample_size
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import QuantSpec
-from quarl.runs import checkpoint_file
-from quarl.runs.checkpoint_file import DamagedError
 
 RATE, MAX_RATE = 0.02, 0.15
 """Codes that a weight or bias of 4 bits moves in an update at most, and of any: the share of the range is the same."""

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quarl.engines.torch import LOWERINGS, grid_behind
+from quarl.fake_quantization import on_row_grids, on_tensor_grid, on_unit_grid
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.operators import OBSERVATION, Conv2d, LayerNorm, Linear, Op, QuantizedTensor, as_float32
-from quarl.qat.fake import on_row_grids, on_tensor_grid, on_unit_grid
 from quarl.quant.affine import unit_grid
 
 ROOM = 0.4

@@ -14,6 +14,8 @@ from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.operators import OBSERVATION
 
 ENGINES = ("litert", "onnx", "torch", "reference")
+FORMATS = {".tflite": "litert", ".onnx": "onnx"}
+"""By suffix of a file, the engine whose format it is."""
 
 
 class Engine(Protocol):

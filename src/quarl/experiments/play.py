@@ -6,25 +6,23 @@ import hashlib
 import importlib
 import io
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from quarl import engines, sequential
+from quarl import engines
 from quarl.arrays import Array
-from quarl.calibration import Calibrated
-from quarl.config import PrecisionsConfig
+from quarl.calibration import Calibrated, quantised
 from quarl.config.environment import EnvironmentConfig
 from quarl.envs.environment import Environment, in_environment, make
 from quarl.envs.names import MODULE_ID, is_same
 from quarl.envs.wrappers import wrapper_class
 from quarl.errors import QuarlError
-from quarl.evaluation import Evaluation, evaluate, record
+from quarl.evaluation import evaluate, record
 from quarl.experiments.cells import Cell, Job
 from quarl.experiments.source import FILE, check_file
 from quarl.files import write_bytes
@@ -35,7 +33,6 @@ from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
 from quarl.policy.operators import as_float32
 from quarl.quant.spec import QuantSpec
 from quarl.readers import load
-from quarl.stats import UNDECIDED
 
 MODULES = ("torch", "quarl.engines.litert", "quarl.engines.reference")
 """Loaded before anything is forked."""
@@ -45,38 +42,6 @@ slow their environments no longer fit the processor's cache (PyBullet: 10 to 25 
 CALIBRATION = "calibration"
 VERSION = 1
 """Of the recordings."""
-
-
-def quantised(calibrated: Calibrated, spec: QuantSpec) -> QuantizedPolicy:
-    """The policy in that precision; QuarlError where that would be the policy as it is."""
-    policy = calibrated.quantize(spec)
-    if policy.coverage == 0:
-        raise QuarlError(f"{spec.precision} covers no weight of this policy; nothing would be quantised")
-    return policy
-
-
-def looks_of(config: PrecisionsConfig) -> tuple[int, ...]:
-    """Numbers of episodes after which a precision may have been played enough: one, where --episodes says it."""
-    if config.episodes != "auto":
-        return (config.episodes,)
-    return sequential.looks(config.most_episodes, config.margin)
-
-
-def until_judged(
-    plays: Sequence[Callable[..., Evaluation]], looks: tuple[int, ...], margin_pct: float
-) -> list[Evaluation]:
-    """Evaluations of fp32, the first, and of others: of as many episodes as a verdict took, at most the last look's.
-
-    plays: `evaluate` of each policy, of `episodes` episodes from number `first` on.
-    """
-    played = [play(episodes=looks[0]) for play in plays]
-    undecided = list(range(1, len(plays)))
-    for n, following in pairwise(looks):
-        judged = {i: sequential.verdict(played[0].returns, played[i].returns, margin_pct, looks) for i in undecided}
-        undecided = [i for i, verdict in judged.items() if verdict.verdict == UNDECIDED]
-        for i in [0, *undecided] if undecided else []:
-            played[i] = played[i].then(plays[i](episodes=following - n, first=n))
-    return played
 
 
 def returns(policy: QuantizedPolicy, work: Mapping[str, Any], environment: Environment) -> dict[str, Any]:

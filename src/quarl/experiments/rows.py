@@ -8,10 +8,11 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from quarl import formats, sequential, stats
+from quarl import formats
 from quarl.arrays import Array
 from quarl.experiments.cells import ACTORQ, DONE, FP32, NA, NAMES, STATES, TRAIN, AgentName, Named
 from quarl.experiments.store import Record
+from quarl.judging import judged
 from quarl.quant.spec import QuantSpec
 from quarl.rows import Column, Episodes, Error, Interval, Mean, Method, Minutes, Returns, Row, by
 
@@ -103,25 +104,6 @@ def returns(record: Record) -> Array:
 
 def _agent(record: Record) -> tuple[Any, ...]:
     return record.of_agent(), record.seed, record.method == ACTORQ
-
-
-def judged(
-    returns: Array, exact: Array | None, margin_pct: float, seed: int, looks: tuple[int, ...] = ()
-) -> dict[str, Any]:
-    """What rows hold of returns [episodes]: their summary, and what is lost to fp32's where there are as many of these.
-
-    seed: of the bootstraps. looks: of `sequential.verdict`, where there were several.
-    """
-    rng = np.random.default_rng(seed)
-    row = {**asdict(stats.summary(returns, rng)), "margin_pct": margin_pct, "error_pct": None, **stats.NO_VERDICT}
-    row["max_episodes"] = looks[-1] if len(looks) > 1 else None
-    if exact is not None and exact.size == returns.size:
-        row["error_pct"] = stats.error_pct(exact, returns, np.random.default_rng(seed))
-        verdict = stats.verdict(exact, returns, margin_pct, rng)
-        if len(looks) > 1:
-            verdict = sequential.verdict(exact, returns, margin_pct, looks)
-        row |= verdict.to_json() | stats.as_fields(verdict.difference, "difference", "difference")
-    return row
 
 
 def _row(record: Record, exact: Array | None, training: Mapping[str, Any], margin_pct: float) -> CellRow:

@@ -139,6 +139,10 @@ class Provenance:
     origin: str = ""
     """What was read: sb3-zip, sb2-pickle, sb3-live, module, ..."""
 
+    def title(self, env_id: str | None = None) -> str:
+        """Return the agent in a few words, as in dqn on CartPole-v1, in the environment `env_id` if one is given."""
+        return f"{self.algo or 'policy'} on {env_id or self.env_id or 'no environment'}"
+
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True, repr=False)
 class Policy:

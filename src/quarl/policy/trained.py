@@ -67,7 +67,7 @@ class LayerPlan:
     feeds: tuple[str, ...] = ()
     """Paths of the layers that read this one's output behind a ReLU, where nobody else does: see qat.balance."""
     scores: bool = False
-    """Whether an argmax over its outputs chooses the action: see qat.fake.common_part."""
+    """Whether an argmax over its outputs chooses the action: see fake_quantization.common_part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

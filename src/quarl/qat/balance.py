@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from quarl.fake_quantization import rounded_part
 from quarl.policy.rewrite import factors
-from quarl.qat.fake import rounded_part
 from quarl.qat.ranges import RangeTable
 
 ALPHA = 0.5

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quarl.errors import QuarlError, UnsupportedError
+from quarl.fake_quantization import common_part, in_steps, on_step, on_tensor_grid, on_weight_grids
 from quarl.policy.graph import ActivationGrid
 from quarl.policy.trained import TRAINED_RANGES, LayerPlan, NetworkPlan, Site
-from quarl.qat.fake import common_part, in_steps, on_step, on_tensor_grid, on_weight_grids
 from quarl.qat.ranges import Parameters, RangeTable
 from quarl.quant.spec import QatSpec
 

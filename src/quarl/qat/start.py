@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from quarl.arrays import Array
+from quarl.fake_quantization import rounded_part
 from quarl.policy.fit import MAX_INPUTS, MAX_ROWS, SHRINKS
 from quarl.policy.trained import LayerPlan
-from quarl.qat.fake import rounded_part
 from quarl.qat.ranges import RangeTable
 from quarl.quant.affine import dequantize
 from quarl.quant.rounding import output_aware_qparams, second_moment, to_the_ends

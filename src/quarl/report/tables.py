@@ -16,6 +16,8 @@ from quarl.errors import printable, short
 from quarl.report.schema import Fields
 from quarl.rows import Column, Row, columns
 
+FILE_WIDTH = 160
+"""Columns of a table that goes to a file or a pipe, where nothing says how wide the reader's window is."""
 MAX_CELL = 300
 """Characters of a cell: names out of files can be of any length. Files of rows have them whole."""
 

@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from quarl import files
+from quarl import checkpoint_file, files
 from quarl.arrays import Array
+from quarl.checkpoint_file import CheckpointError as CheckpointError
+from quarl.checkpoint_file import DamagedError
 from quarl.errors import NothingSavedError, QuarlError, in_one_line
-from quarl.runs import checkpoint_file, checkpoint_model
-from quarl.runs.checkpoint_file import CheckpointError as CheckpointError
-from quarl.runs.checkpoint_file import DamagedError
+from quarl.runs import checkpoint_model
 
 NAME = re.compile(r"checkpoint-([0-9]{10,18})\.safetensors")
 REPLAY, RANDOM = "replay/", "random/"

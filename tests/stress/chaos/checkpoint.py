@@ -35,9 +35,9 @@ import torch
 from stable_baselines3 import DDPG, DQN
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
-from quarl import files
+from quarl import checkpoint_file, files
 from quarl.errors import QuarlError
-from quarl.runs import checkpoint, checkpoint_file
+from quarl.runs import checkpoint
 from results import RESULTS, write
 from stepwise import Stepwise
 

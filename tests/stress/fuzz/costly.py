@@ -21,7 +21,8 @@ import onnx
 import torch
 from onnx import helper, numpy_helper
 
-from quarl.runs import checkpoint, checkpoint_file
+from quarl import checkpoint_file
+from quarl.runs import checkpoint
 from sb3_archives import saved, unzipped, zipped
 from stress.fuzz import foreign as other
 from stress.fuzz import frozen, mutate, seeds

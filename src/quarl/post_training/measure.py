@@ -11,13 +11,12 @@ import numpy as np
 
 from quarl import engines, formats
 from quarl.arrays import Array
-from quarl.calibration import Calibrated
+from quarl.calibration import Calibrated, quantised
 from quarl.config import PtqConfig
 from quarl.envs.environment import Environment, home_of
 from quarl.evaluation import Evaluation, evaluate, record
-from quarl.experiments.methods.latency import time_engines
-from quarl.experiments.play import looks_of, quantised, until_judged
-from quarl.experiments.rows import judged
+from quarl.judging import judged, looks_of, until_judged
+from quarl.latency.timing import time_engines
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import EXACT, QuantSpec

@@ -22,11 +22,11 @@ from quarl.config.base import SEEDS
 from quarl.envs.environment import Environment, home_of
 from quarl.errors import QuarlError
 from quarl.evaluation import Evaluation, evaluate, record
-from quarl.experiments import precisions
-from quarl.experiments.methods.latency import time_engines
-from quarl.experiments.precisions import Cell, Make
-from quarl.experiments.rows import judged
+from quarl.judging import judged
+from quarl.latency.timing import time_engines
 from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.post_training import measure
+from quarl.post_training.measure import Cell, Make
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.rows import Column, Row
 from quarl.stats import FEWEST_EPISODES
@@ -83,7 +83,7 @@ def choose(
     environment: None is the policy's own.
     """
     if not config.auto:
-        return precisions.measure(policy, config.specs(), config, progress, environment=environment), [], []
+        return measure.measure(policy, config.specs(), config, progress, environment=environment), [], []
     search = _Search(policy, environment or home_of(policy), config, progress, distilled)
     int8 = search.validate(search.int8, search.fewest)
     if search.needed(int8) > config.most_episodes:
@@ -195,7 +195,7 @@ class _Search:
         """Cells on fresh episodes, others in each attempt, as many as validation's look asks for."""
         fresh = replace(self.config, seed=(self.config.seed + attempt - 1) % SEEDS, episodes=self.planned(look))
         specs = list(dict.fromkeys((self.int8, spec)))
-        cells = precisions.measure(
+        cells = measure.measure(
             self.calibrated.policy,
             specs,
             fresh,

@@ -13,14 +13,14 @@ from rich.console import Console
 
 from quarl.api import Agent, agent_of
 from quarl.arguments import check, checks_keywords
-from quarl.commands import model, terminal
 from quarl.config import PtqConfig
 from quarl.config.base import EngineName
 from quarl.envs.environment import in_environment
 from quarl.errors import QuarlError
-from quarl.experiments.bits import choose
-from quarl.experiments.precisions import PtqRow
 from quarl.policy.graph import is_quantized
+from quarl.post_training.layer_bits import choose
+from quarl.post_training.measure import PtqRow
+from quarl.progress import progress
 from quarl.quant.spec import Mode
 from quarl.report import assessment, schema, tables
 
@@ -54,7 +54,7 @@ class PtqTable:
         return self.rows[index]
 
     def __repr__(self) -> str:
-        console = Console(width=terminal.FILE_WIDTH, color_system=None)
+        console = Console(width=tables.FILE_WIDTH, color_system=None)
         with console.capture() as drawn:
             console.print(tables.terminal(self._cells(), self.title))
         return "\n".join(map(str.rstrip, drawn.get().splitlines()))
@@ -166,10 +166,10 @@ def ptq(
         frame_stack=frame_stack,
         max_episode_steps=max_episode_steps,
     )
-    with terminal.progress(config.num_episodes) as progress:
-        cells, _, _ = choose(policy, config, progress, environment=environment)
+    with progress(config.num_episodes) as bar:
+        cells, _, _ = choose(policy, config, bar, environment=environment)
     return PtqTable(
-        title=model.title(policy, cells[0].evaluation.env_id),
+        title=policy.provenance.title(cells[0].evaluation.env_id),
         rows=tuple(cell.row for cell in cells),
         agents={cell.row.precision: Agent(cell.policy) for cell in cells},
     )

@@ -1,27 +1,18 @@
-"""Latency of one call, numpy in to numpy out, on one thread of one process.
-
-Engines take turns in short blocks whose order changes from round to round, so that a slow moment of the machine meets
-all of them. Each block starts with calls that are not counted: an actor's process runs one policy, whose weights
-stay in the cache.
-"""
+"""Latency of standard networks on every engine, one call on one thread."""
 
 from __future__ import annotations
 
-import gc
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated
-
-import numpy as np
 
 from quarl import engines, formats
 from quarl.arrays import Array
 from quarl.calibration import quantize
 from quarl.engines import Engine
-from quarl.errors import QuarlError
-from quarl.experiments.methods.networks import STANDARD, Network, build, record
 from quarl.files import temporary_folder
+from quarl.latency.networks import STANDARD, Network, build, record
+from quarl.latency.timing import time_engines
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import QuantSpec
 from quarl.rows import Column, EngineName, Precision, Row
@@ -41,19 +32,6 @@ COLUMNS = (
     *(("litert", precision) for precision in EDGED),
 )
 """(engine, precision) of a comparison."""
-ROUNDS = 20
-WARM_UP = 3
-MIN_CALLS, MAX_CALLS = 5, 400
-"""Counted calls of one block."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Microseconds of a call."""
-
-    us_p50: float
-    us_p99: float
-    us_jitter: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,64 +87,6 @@ def measure(
                 for (name, precision), engine, timing in zip(columns, loaded, timings, strict=True)
             ]
     return rows
-
-
-def time_engines(loaded: Sequence[Engine], observations: Array, *, seconds: float = 0.4) -> list[Timing]:
-    """Timings of engines side by side, on observations [N, *shape] that pass by in turn, `engine.batch` rows a call.
-
-    seconds: time given to each engine, blocks and rounds together (slow ones take longer: 100 calls at least).
-    """
-    if len(observations) == 0:
-        raise QuarlError("latency is measured on recorded observations, and there are none")
-    calls = [_Calls(engine, observations) for engine in loaded]
-    for call in calls:
-        call.prepare(seconds / ROUNDS)
-    rng = np.random.default_rng(0)
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        for _ in range(ROUNDS):
-            for index in rng.permutation(len(calls)).tolist():
-                calls[index].block()
-    finally:
-        if collecting:
-            gc.enable()
-    return [call.timing() for call in calls]
-
-
-class _Calls:
-    """One engine's calls, and what they took."""
-
-    def __init__(self, engine: Engine, observations: Array) -> None:
-        self.run = engine.run
-        size = max(len(observations) // engine.batch, 1) * engine.batch
-        rows = np.resize(observations, (size, *observations.shape[1:]))
-        self.inputs = [rows[start : start + engine.batch] for start in range(0, size, engine.batch)]
-        self.position = 0
-        self.calls = MIN_CALLS
-        self.nanoseconds: list[int] = []
-
-    def prepare(self, seconds: float) -> None:
-        """Warms up, and fits the block's length to the time it is given."""
-        self.block()
-        typical = float(np.median(self.nanoseconds))
-        self.calls = int(np.clip(1e9 * seconds / typical, MIN_CALLS, MAX_CALLS))
-        self.nanoseconds.clear()
-
-    def block(self) -> None:
-        run, now, inputs, record = self.run, time.perf_counter_ns, self.inputs, self.nanoseconds.append
-        for index in range(self.position, self.position + WARM_UP):
-            run(inputs[index % len(inputs)])
-        for index in range(self.position, self.position + self.calls):
-            rows = inputs[index % len(inputs)]
-            start = now()
-            run(rows)
-            record(now() - start)
-        self.position += self.calls
-
-    def timing(self) -> Timing:
-        p50, p99 = np.percentile(self.nanoseconds, [50, 99])
-        return Timing(*(round(float(each) / 1e3, 2) for each in (p50, p99, np.abs(np.diff(self.nanoseconds)).mean())))
 
 
 def _load(policy: Policy, observations: Array, columns: Sequence[tuple[str, str]], batch: int) -> list[Engine]:

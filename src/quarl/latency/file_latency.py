@@ -8,15 +8,16 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from quarl.api import WRITERS
 from quarl.arrays import Array
 from quarl.calibration import Calibrated, quantize
-from quarl.experiments.methods.latency import LatencyRow, time_engines
-from quarl.experiments.methods.memory import File, bytes_added
-from quarl.experiments.methods.networks import Network, build, record
+from quarl.engines import FORMATS
 from quarl.export import verify
 from quarl.export.runtimes import RUNTIMES, for_file
 from quarl.files import write_bytes
+from quarl.latency.memory import File, bytes_added
+from quarl.latency.network_latency import LatencyRow
+from quarl.latency.networks import Network, build, record
+from quarl.latency.timing import time_engines
 from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.rows import by
@@ -57,7 +58,7 @@ def written(policies: Sequence[QuantizedPolicy], name: str, runtimes: Sequence[s
         for runtime in runtimes:
             suffix = RUNTIMES[runtime].suffixes[0]
             path = folder / f"{name}-{policy.spec.precision}{suffix}"
-            write_bytes(importlib.import_module(f"quarl.engines.{WRITERS[suffix]}").write(policy, acts=True), path)
+            write_bytes(importlib.import_module(f"quarl.engines.{FORMATS[suffix]}").write(policy, acts=True), path)
             yield Named(name, policy, File(path, runtime))
 
 

@@ -16,7 +16,7 @@ from quarl.arrays import Array
 from quarl.errors import QuarlError
 from quarl.export import runtimes
 
-CHILD = "import sys; from quarl.experiments.methods import memory; print(memory.added(*sys.argv[1:]))"
+CHILD = "import sys; from quarl.latency import memory; print(memory.added(*sys.argv[1:]))"
 STATUS = Path("/proc/self/status")
 
 
