@@ -17,7 +17,7 @@ CORE = r"src/quarl/(quant|policy|engines|inert|processes)/|tests/(?!test_)\w+\.p
 CORE += r"|pyproject\.toml|Makefile|\.ci/(?!green|budget)"
 MANY = 10
 """Commits after which everything is due again."""
-USERS = {"algorithms": "actorq runs", "actorq": "cluster", "envs": "runs", "qat": "runs", "runs": "experiments"}
+USERS = {"algorithms": "actorq runs", "actorq": "cluster", "envs": "runs", "qat": "runs", "runs": "lab"}
 """Package -> further folders below tests/ whose slow tests use it."""
 
 

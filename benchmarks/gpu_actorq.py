@@ -40,9 +40,9 @@ from quarl.algorithms.captured import Updates, graphs_for
 from quarl.algorithms.precision import Precision
 from quarl.calibration import quantize
 from quarl.config import ActorQConfig
-from quarl.experiments.methods.networks import build as network_policy
-from quarl.experiments.methods.networks import with_hidden
-from quarl.experiments.store import NAME
+from quarl.lab.store import NAME
+from quarl.latency.networks import build as network_policy
+from quarl.latency.networks import with_hidden
 from quarl.quant.spec import QuantSpec
 from results import write
 

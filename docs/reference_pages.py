@@ -19,7 +19,7 @@ from quarl.config import VERBS
 from quarl.config.groups import ORDER
 from quarl.config.options import Option, options, strings_under
 from quarl.config.words import below
-from quarl.experiments.file import BOUNDS, OF_METHOD, TRAIN, MethodEntry, PolicyEntry, Study
+from quarl.lab.file import BOUNDS, OF_METHOD, TRAIN, MethodEntry, PolicyEntry, Study
 from quarl.report.row_schema import extras, schema
 from quarl.rows import Column, Row
 

@@ -17,7 +17,7 @@ from quarl.cli import main, parse
 from quarl.config import ActorQConfig, PtqConfig
 from quarl.energy.sources import Counters, Gpus, ProcessorTime
 from quarl.errors import QuarlError
-from quarl.experiments.methods.actorq import settings_of, watch
+from quarl.lab.methods.actorq import settings_of, watch
 from quarl.report import schema
 from quarl.runs.outcome import TrainRow
 from waiting import PATIENCE_S, until

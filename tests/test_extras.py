@@ -27,7 +27,7 @@ for name in early:
     sys.modules[name] = None  # whoever imports it is told that there is none
 from quarl.cli import main
 for name in ("quarl.commands.train", "quarl.commands.eval", "quarl.commands.bench", "quarl.latency.network_latency",
-             "quarl.experiments.methods.mixed_precision", "torch._dynamo", "onnxruntime", "ai_edge_litert.interpreter"):
+             "quarl.lab.methods.mixed_precision", "torch._dynamo", "onnxruntime", "ai_edge_litert.interpreter"):
     importlib.import_module(name)
 loaded = {name.partition(".")[0] for name in sys.modules if sys.modules[name] is not None}
 assert not loaded & {"rl_zoo3", "ale_py", "mujoco", "dm_control", "pybullet", "Box2D", "codecarbon", "huggingface_hub"}
@@ -38,7 +38,7 @@ for extra, (modules, commands) in plan.items():
     os.makedirs(extra, exist_ok=True)
     os.chdir(extra)
     sys.modules.update(dict.fromkeys(modules))
-    from quarl.experiments.methods import mixed_precision
+    from quarl.lab.methods import mixed_precision
     from quarl.latency import timing
     timing.ROUNDS, mixed_precision.NUM_FRAMES = 1, 40
     codes = []

@@ -11,8 +11,8 @@ import pytest
 from quarl.config import ActorQConfig, TrainConfig
 from quarl.config.learner_options import completed, options_of
 from quarl.errors import QuarlError
-from quarl.experiments.file import read
-from quarl.experiments.plan import plan
+from quarl.lab.file import read
+from quarl.lab.plan import plan
 from quarl.quant.spec import QatSpec
 from quarl.removed import REMOVED
 

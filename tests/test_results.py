@@ -11,7 +11,7 @@ import pytest
 from matplotlib.testing.compare import compare_images
 
 import results
-from quarl.experiments import file, plan
+from quarl.lab import file, plan
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ SMOKE = (
     "test_api.py::test_the_guides_python_runs_and_prints_what_its_comments_say",
     "test_distill.py::test_fresh_episodes_are_played_until_a_verdict",
     "actorq/test_actorq_faults.py::test_a_run_replaces_a_killed_actor_and_resumes",
-    "experiments/test_study_run.py::test_a_cell_whose_process_dies_costs_only_itself",
+    "lab/test_study_run.py::test_a_cell_whose_process_dies_costs_only_itself",
     "export/test_c.py::test_compiled_c_gives_the_bits_of_the_reference[relu-int8]",
     "cluster/test_cluster_connection.py::test_only_loopback_listens",
 )

@@ -22,7 +22,7 @@ from quarl.algorithms.captured import Graphs, Later, Questions, ReadLater, Updat
 from quarl.algorithms.d4pg import D4PG
 from quarl.algorithms.double_dqn import DoubleDQN
 from quarl.algorithms.precision import Precision, chosen
-from quarl.experiments.trainings import actorq_config
+from quarl.lab.trainings import actorq_config
 from quarl.runs import checkpoint_model
 from sb3_archives import Still
 from stress.chaos import poison

@@ -11,7 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from rich.console import Console
 
 import contracts
-from quarl.report import actorq_figures, actorq_reward_figures, schema, style, tables
+from quarl.lab import actorq_reward_figures
+from quarl.report import actorq_figures, schema, style, tables
 from quarl.report.figures import learning
 
 

@@ -10,13 +10,13 @@ from typing import Any, Unpack
 from quarl.commands import terminal
 from quarl.config import StudyReportConfig, StudyRunConfig, StudyStatusConfig, SweepConfig
 from quarl.errors import QuarlError
-from quarl.experiments import file, rows
-from quarl.experiments.cells import DONE, FAILED, FP32, NA, RUNNING, TODO, Cell
-from quarl.experiments.file import Study
-from quarl.experiments.plan import plan
-from quarl.experiments.runner import MakePool, Measured, measure
-from quarl.experiments.store import COLUMNS, NAME, Record, Store
 from quarl.files import locked
+from quarl.lab import file, rows
+from quarl.lab.cells import DONE, FAILED, FP32, NA, RUNNING, TODO, Cell
+from quarl.lab.file import Study
+from quarl.lab.plan import plan
+from quarl.lab.runner import MakePool, Measured, measure
+from quarl.lab.store import COLUMNS, NAME, Record, Store
 from quarl.processes.pool import LocalPool
 from quarl.processes.signals import SIGNALLED
 from quarl.report import schema

@@ -10,13 +10,13 @@ from matplotlib.figure import Figure
 from quarl.commands import terminal
 from quarl.config import StudyReportConfig
 from quarl.errors import QuarlError
-from quarl.experiments import rows, summaries
-from quarl.experiments.cell_groups import grouped
-from quarl.experiments.cells import DONE, TRAIN
-from quarl.experiments.file import MARGIN_PCT
-from quarl.experiments.store import Record, Store
-from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, LearningRow, SweetSpotRow, TrainedRow
 from quarl.files import write_bytes
+from quarl.lab import rows, summaries
+from quarl.lab.cell_groups import grouped
+from quarl.lab.cells import DONE, TRAIN
+from quarl.lab.file import MARGIN_PCT
+from quarl.lab.store import Record, Store
+from quarl.lab.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, LearningRow, SweetSpotRow, TrainedRow
 from quarl.report import page, schema, tables
 from quarl.report.figures import COMPARED, bits_against_return
 from quarl.report.schema import Fields

@@ -16,11 +16,11 @@ from quarl.config.environment import NONE
 from quarl.config.train import QAT_OPTIONS
 from quarl.envs.environment import Environment
 from quarl.envs.options import EnvironmentOptions
-from quarl.experiments import file
-from quarl.experiments.cells import DISTILL, DONE, FP32, PTQ, QAT, TRAIN
-from quarl.experiments.plan import plan
-from quarl.experiments.runner import measure
 from quarl.files import locked, write_bytes
+from quarl.lab import file
+from quarl.lab.cells import DISTILL, DONE, FP32, PTQ, QAT, TRAIN
+from quarl.lab.plan import plan
+from quarl.lab.runner import measure
 from quarl.processes.signals import SIGNALLED
 from quarl.readers import find
 from quarl.readers.load import read

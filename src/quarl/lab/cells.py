@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from quarl import formats
-from quarl.experiments.source import Agent
+from quarl.lab.source import Agent
 from quarl.quant.spec import FLOAT_BITS
 from quarl.rows import Algorithm, Column, Environment, Method, Precision, Seed, Source
 

@@ -17,9 +17,9 @@ import pytest
 import contracts
 from quarl.cli import main
 from quarl.errors import QuarlError
-from quarl.experiments import file
-from quarl.experiments.plan import plan
-from quarl.experiments.store import Store
+from quarl.lab import file
+from quarl.lab.plan import plan
+from quarl.lab.store import Store
 from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("elsewhere")

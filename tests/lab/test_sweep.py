@@ -16,9 +16,9 @@ import contracts
 from quarl.cli import main
 from quarl.commands import sweep
 from quarl.config import SweepConfig
-from quarl.experiments import rows, summaries
-from quarl.experiments.cell_groups import grouped
-from quarl.experiments.store import Record, Store
+from quarl.lab import rows, summaries
+from quarl.lab.cell_groups import grouped
+from quarl.lab.store import Record, Store
 from refusals import refused
 
 pytestmark = pytest.mark.slow

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from quarl.energy import OFF, Meter
 from quarl.errors import QuarlError
-from quarl.experiments.cells import Cell as Asked
-from quarl.experiments.store import Store
 from quarl.files import make_folder
+from quarl.lab.cells import Cell as Asked
+from quarl.lab.store import Store
 from quarl.machine import machine
 
 Cell = Mapping[str, Any]

@@ -15,14 +15,15 @@ from quarl.actorq.throughput_plan import Rates, Step
 from quarl.cli import main
 from quarl.config import ActorQConfig, BenchActorQConfig
 from quarl.errors import QuarlError
-from quarl.experiments.methods import actorq_reward, actorq_speedup, actorq_throughput
-from quarl.experiments.methods.actorq import ADDED, settings_of, train, watch
-from quarl.experiments.methods.actorq_protocol import Choice, read
-from quarl.experiments.methods.actorq_reward import time_to_reward
-from quarl.experiments.methods.actorq_speedup import speedups
-from quarl.experiments.methods.actorq_throughput import breakdown, throughput
-from quarl.experiments.methods.cells import Cells
-from quarl.report import actorq_reward_figures, schema
+from quarl.lab import actorq_reward_figures
+from quarl.lab.methods import actorq_reward, actorq_speedup, actorq_throughput
+from quarl.lab.methods.actorq import ADDED, settings_of, train, watch
+from quarl.lab.methods.actorq_protocol import Choice, read
+from quarl.lab.methods.actorq_reward import time_to_reward
+from quarl.lab.methods.actorq_speedup import speedups
+from quarl.lab.methods.actorq_throughput import breakdown, throughput
+from quarl.lab.methods.cells import Cells
+from quarl.report import schema
 from refusals import refused
 
 PROTOCOL = Path(__file__).resolve().parents[2] / "benchmarks" / "actorq_protocol.json"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quarl.experiments import play
+from quarl.lab import play
 
 
 def test_what_an_environment_raises_when_it_is_closed_is_its_cell_s_matter(monkeypatch: pytest.MonkeyPatch):

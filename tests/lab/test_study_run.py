@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from quarl.lab.play import make_worker, preload
 
 import contracts
 from quarl.calibration import quantize
 from quarl.cli import main
 from quarl.errors import QuarlError
 from quarl.evaluation import evaluate, record
-from quarl.experiments.cells import Cell, Job
-from quarl.experiments.play import make_worker, preload
-from quarl.experiments.source import Agent
-from quarl.experiments.store import Store
 from quarl.files import locked
+from quarl.lab.cells import Cell, Job
+from quarl.lab.source import Agent
+from quarl.lab.store import Store
 from quarl.processes.child import kill_group
 from quarl.processes.pool import Bounds, LocalPool
 from quarl.quant.spec import QuantSpec

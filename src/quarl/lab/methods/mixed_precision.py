@@ -25,7 +25,7 @@ from quarl.algorithms.learners import find_device
 from quarl.algorithms.precision import Precision
 from quarl.config.environment import OPTIONS
 from quarl.config.mixed_precision import FIXED, NUM_FRAMES, Dtype, MixedPrecisionConfig, sizes
-from quarl.experiments.methods.cells import Cell, Cells, Say, turned
+from quarl.lab.methods.cells import Cell, Cells, Say, turned
 from quarl.machine import multiplies, usable_cores
 from quarl.rows import Column, Row
 from quarl.runs.train import Training

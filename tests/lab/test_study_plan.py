@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from quarl.errors import QuarlError
-from quarl.experiments import file
-from quarl.experiments.cells import Cell
-from quarl.experiments.plan import plan
-from quarl.experiments.source import check_file, digest
+from quarl.lab import file
+from quarl.lab.cells import Cell
+from quarl.lab.plan import plan
+from quarl.lab.source import check_file, digest
 from quarl.readers import hub
 
 DQN = "{algo: dqn, env: CartPole-v1, source: 'zoo:zoo'}"

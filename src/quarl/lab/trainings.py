@@ -18,9 +18,9 @@ from quarl.distillation import rounds
 from quarl.distillation.validation import Validation
 from quarl.envs.environment import home_of
 from quarl.errors import QuarlError
-from quarl.experiments.cells import ACTORQ, DISTILL, QAT, TRAIN, UNTRAINED, Job
-from quarl.experiments.play import make_worker, returns, weights
-from quarl.experiments.source import check_file
+from quarl.lab.cells import ACTORQ, DISTILL, QAT, TRAIN, UNTRAINED, Job
+from quarl.lab.play import make_worker, returns, weights
+from quarl.lab.source import check_file
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
 from quarl.processes.signals import SIGNALLED

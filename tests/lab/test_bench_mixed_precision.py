@@ -17,12 +17,12 @@ from quarl.config import MixedPrecisionConfig
 from quarl.config.base import hyperparameters
 from quarl.config.mixed_precision import sizes
 from quarl.errors import QuarlError
-from quarl.experiments import summaries
-from quarl.experiments.cell_groups import grouped
-from quarl.experiments.methods import mixed_precision
-from quarl.experiments.methods.cells import Cells
-from quarl.experiments.methods.mixed_precision import Updates, take_turns, updates
-from quarl.experiments.store import Record
+from quarl.lab import summaries
+from quarl.lab.cell_groups import grouped
+from quarl.lab.methods import mixed_precision
+from quarl.lab.methods.cells import Cells
+from quarl.lab.methods.mixed_precision import Updates, take_turns, updates
+from quarl.lab.store import Record
 from quarl.report import schema
 
 SHORT = """\

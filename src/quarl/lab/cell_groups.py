@@ -11,9 +11,9 @@ import numpy as np
 
 from quarl import stats
 from quarl.arrays import Array
-from quarl.experiments.cells import DISTILL, DONE, FP32, PTQ, QAT, UNTRAINED, AgentName
-from quarl.experiments.rows import returns
-from quarl.experiments.store import Record
+from quarl.lab.cells import DISTILL, DONE, FP32, PTQ, QAT, UNTRAINED, AgentName
+from quarl.lab.rows import returns
+from quarl.lab.store import Record
 from quarl.quant.spec import QuantSpec
 from quarl.rows import by
 from quarl.stats import NO_VERDICT, Interval, Verdict, as_fields

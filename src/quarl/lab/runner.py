@@ -17,11 +17,11 @@ from typing import Any
 
 from quarl import __version__
 from quarl.errors import QuarlError
-from quarl.experiments.cells import ACTORQ, DONE, FAILED, FP32, PTQ, RUNNING, TODO, TRAIN, Cell, Job
-from quarl.experiments.file import Study
-from quarl.experiments.play import make_worker, preload
-from quarl.experiments.store import Record, Store
-from quarl.experiments.trainings import WORK
+from quarl.lab.cells import ACTORQ, DONE, FAILED, FP32, PTQ, RUNNING, TODO, TRAIN, Cell, Job
+from quarl.lab.file import Study
+from quarl.lab.play import make_worker, preload
+from quarl.lab.store import Record, Store
+from quarl.lab.trainings import WORK
 from quarl.processes.inside import Result
 from quarl.processes.pool import Bounds, Ended, LocalPool, Pool
 from quarl.processes.signals import Interrupts

@@ -12,9 +12,9 @@ from quarl import formats
 from quarl.actorq import throughput_plan
 from quarl.config.bench import split_arm
 from quarl.errors import QuarlError
-from quarl.experiments.methods.actorq import described, settings_of, train, watch
-from quarl.experiments.methods.actorq_protocol import Choice, Protocol, Task
-from quarl.experiments.methods.cells import Cells, turned
+from quarl.lab.methods.actorq import described, settings_of, train, watch
+from quarl.lab.methods.actorq_protocol import Choice, Protocol, Task
+from quarl.lab.methods.cells import Cells, turned
 from quarl.rows import RATIO, ActorPrecision, Column, Joules, JoulesBy, Row, Steps, Updates, by
 
 WARM_UP_S = 10.0

@@ -27,9 +27,9 @@ from quarl.config.train import LEARNERS, QAT_OPTIONS
 from quarl.envs.bound import LIMIT, longest
 from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError, did_you_mean
-from quarl.experiments import checks
-from quarl.experiments.checks import Place, count, key, mapping, must, number, word, words
 from quarl.inert.yaml import key_lines, read_yaml
+from quarl.lab import checks
+from quarl.lab.checks import Place, count, key, mapping, must, number, word, words
 from quarl.processes.pool import Bounds
 from quarl.quant.spec import EDGES, QatSpec, QuantSpec
 

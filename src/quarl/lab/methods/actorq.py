@@ -17,8 +17,8 @@ from quarl.config import ActorQConfig
 from quarl.config.base import ASIDE
 from quarl.energy import OFF, Meter
 from quarl.errors import QuarlError
-from quarl.experiments.methods.cells import Cell, Say
 from quarl.files import temporary_folder
+from quarl.lab.methods.cells import Cell, Say
 from quarl.processes.signals import SIGNALLED
 
 HISTOGRAMS = ("staleness", "latency_ms", "blocked_ms")

@@ -13,10 +13,10 @@ import numpy as np
 
 from quarl import stats
 from quarl.arrays import Array
-from quarl.experiments.cell_groups import EMPTY, Group, bits_of, grouped
-from quarl.experiments.cells import ACTORQ, DISTILL, FAILED, FP32, NA, PTQ, QAT, TRAIN, UNTRAINED, AgentName
-from quarl.experiments.store import Record
-from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, LearningRow, SweetSpotRow, TrainedRow
+from quarl.lab.cell_groups import EMPTY, Group, bits_of, grouped
+from quarl.lab.cells import ACTORQ, DISTILL, FAILED, FP32, NA, PTQ, QAT, TRAIN, UNTRAINED, AgentName
+from quarl.lab.store import Record
+from quarl.lab.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, LearningRow, SweetSpotRow, TrainedRow
 from quarl.quant.spec import QuantSpec
 from quarl.report.schema import Fields
 from quarl.rows import by

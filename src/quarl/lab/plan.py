@@ -14,12 +14,12 @@ from quarl.envs.environment import Environment
 from quarl.envs.names import of_module, resolve
 from quarl.envs.spaces import fits, unreadable
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.experiments import source
-from quarl.experiments.cells import ACTORQ, DISTILL, FP32, PTQ, QAT, TRAIN, UNTRAINED, Cell, key_of
-from quarl.experiments.checks import Place
-from quarl.experiments.file import MethodEntry, PolicyEntry, Study
-from quarl.experiments.source import Agent
-from quarl.experiments.trainings import check_actorq, check_training
+from quarl.lab import source
+from quarl.lab.cells import ACTORQ, DISTILL, FP32, PTQ, QAT, TRAIN, UNTRAINED, Cell, key_of
+from quarl.lab.checks import Place
+from quarl.lab.file import MethodEntry, PolicyEntry, Study
+from quarl.lab.source import Agent
+from quarl.lab.trainings import check_actorq, check_training
 from quarl.quant.spec import EXACT, QatSpec, QuantSpec
 
 _Asked = tuple[Cell, PolicyEntry, Place]

@@ -14,9 +14,9 @@ from quarl.config import ActorQConfig
 from quarl.config.base import ASIDE
 from quarl.config.bench import split_arm
 from quarl.errors import QuarlError
-from quarl.experiments import checks
-from quarl.experiments.checks import Place, count, key, listed, mapping, number, real, word, words
 from quarl.inert.yaml import key_lines, read_yaml
+from quarl.lab import checks
+from quarl.lab.checks import Place, count, key, listed, mapping, number, real, word, words
 
 OPTIONS = {field.name: field for field in dataclasses.fields(ActorQConfig)}
 FIXED = (

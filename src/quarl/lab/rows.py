@@ -10,9 +10,9 @@ import numpy as np
 
 from quarl import formats
 from quarl.arrays import Array
-from quarl.experiments.cells import ACTORQ, DONE, FP32, NA, NAMES, STATES, TRAIN, AgentName, Named
-from quarl.experiments.store import Record
 from quarl.judging import judged
+from quarl.lab.cells import ACTORQ, DONE, FP32, NA, NAMES, STATES, TRAIN, AgentName, Named
+from quarl.lab.store import Record
 from quarl.quant.spec import QuantSpec
 from quarl.rows import Column, Episodes, Error, Interval, Mean, Method, Minutes, Returns, Row, by
 

@@ -16,8 +16,8 @@ from quarl.actorq.counters import overhead_s, percentile
 from quarl.arrays import Array
 from quarl.config import ActorQConfig
 from quarl.config.bench import BenchActorQConfig, split_arm
-from quarl.experiments.methods.actorq import dense, described, settings_of, watch
-from quarl.experiments.methods.cells import Cell, Cells, turned
+from quarl.lab.methods.actorq import dense, described, settings_of, watch
+from quarl.lab.methods.cells import Cell, Cells, turned
 from quarl.rows import RATIO, ActorPrecision, Column, Joules, JoulesBy, Row
 from quarl.stats import Interval, as_fields, ratio_interval
 

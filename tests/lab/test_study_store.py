@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from quarl.errors import QuarlError
-from quarl.experiments import store
-from quarl.experiments.cells import Cell
-from quarl.experiments.store import Store
 from quarl.files import locked
+from quarl.lab import store
+from quarl.lab.cells import Cell
+from quarl.lab.store import Store
 from quarl.processes.inside import Result
 from quarl.processes.pool import Ended
 from refusals import refused

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from quarl import formats
-from quarl.experiments.cells import NA, AgentName
+from quarl.lab.cells import NA, AgentName
 from quarl.quant.spec import SCHEMES
 from quarl.rows import Column, Episodes, Interval, Mean, Method, Minutes, Row
 from quarl.stats import INFERIOR, NONINFERIOR

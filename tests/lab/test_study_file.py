@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from quarl.errors import QuarlError
-from quarl.experiments import file
 from quarl.inert.yaml import key_lines
+from quarl.lab import file
 
 SOUND = """\
 name: two

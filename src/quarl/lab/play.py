@@ -23,11 +23,11 @@ from quarl.envs.names import MODULE_ID, is_same
 from quarl.envs.wrappers import wrapper_class
 from quarl.errors import QuarlError
 from quarl.evaluation import evaluate, record
-from quarl.experiments.cells import Cell, Job
-from quarl.experiments.source import FILE, check_file
 from quarl.files import write_bytes
 from quarl.inert.npz import read_npz
 from quarl.inert.zip import read_bytes
+from quarl.lab.cells import Cell, Job
+from quarl.lab.source import FILE, check_file
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
 from quarl.policy.operators import as_float32

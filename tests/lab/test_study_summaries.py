@@ -15,10 +15,10 @@ from matplotlib.collections import LineCollection
 import contracts
 from quarl.cli import main
 from quarl.commands import study_report
-from quarl.experiments import rows, summaries
-from quarl.experiments.cell_groups import grouped
-from quarl.experiments.store import Record
-from quarl.experiments.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, SweetSpotRow, TrainedRow
+from quarl.lab import rows, summaries
+from quarl.lab.cell_groups import grouped
+from quarl.lab.store import Record
+from quarl.lab.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, SweetSpotRow, TrainedRow
 from quarl.report import schema, style, tables
 from quarl.report.figures import bits_against_return
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from quarl.errors import QuarlError
-from quarl.experiments.cells import ACTORQ, DONE, FAILED, NA, NAMES, PTQ, RUNNING, TODO, TRAIN, Cell, Named
+from quarl.lab.cells import ACTORQ, DONE, FAILED, NA, NAMES, PTQ, RUNNING, TODO, TRAIN, Cell, Named
 from quarl.processes.pool import Ended
 
 NAME = "study.sqlite"
