@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.resources
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -12,8 +14,11 @@ import pytest
 import yaml
 
 import quarl
+import require
 from documents import PAGES, ROOT, blocks
-from quarl.cli import parse
+from quarl.cli import module_of, parse
+from quarl.config import VERBS
+from quarl.config.words import below
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PINS = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
@@ -29,6 +34,26 @@ def commands():
         for words in (words for block in blocks(page, generated=True) for words in block.commands()):
             if words.startswith("quarl ") and not re.search(r"[\[\]|…]|\.\.\.|--help|--version", words):
                 yield pytest.param(words, id=f"{page.name}: {words}")
+
+
+def named_modules():
+    """Yield what the source names in strings and imports by name, as MODULE, MODULE.NAME or MODULE:NAME."""
+    yield from (module_of(verb.verb) + ":run" for kind in VERBS for verb in below(kind))
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield from re.findall(r"^(quarl(?:\.\w+)+(?::\w+)?)\.?$", node.value)
+                yield from map(".".join, re.findall(r"from (quarl[\w.]*) import (\w+);", node.value))
+
+
+@pytest.mark.parametrize("name", sorted({*named_modules()} - {"quarl.contract", "quarl.lock"}))
+def test_strings_that_name_modules_are_importable(name):
+    try:
+        pkgutil.resolve_name(name)
+    except ModuleNotFoundError as error:
+        if error.name.startswith("quarl"):
+            raise
+        require.module(error.name)
 
 
 @pytest.mark.parametrize("command", list(commands()))

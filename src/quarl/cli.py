@@ -1,4 +1,4 @@
-"""The command line: a verb's configuration goes to the function of that name in `quarl.commands`; no logic here."""
+"""The command line: a verb's configuration goes to `run` of the verb's module; no logic here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quarl import __version__
@@ -22,6 +22,15 @@ from quarl.processes.signals import SIGNALLED, ctrl_c, leave
 
 INTERRUPTED = 130
 """The shell's number for a program that Ctrl-C ended: 128 + SIGINT."""
+LAB: Mapping[str, str] = {
+    "bench actorq": "bench_training",
+    "bench mixed-precision": "bench_training",
+    "study report": "study_report",
+    "study run": "study",
+    "study status": "study",
+    "sweep": "sweep",
+}
+"""Modules of `quarl.lab.commands` by verb; the other verbs name modules of `quarl.commands` by their first word."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,11 +96,16 @@ def _run(words: list[str]) -> int:
     return code or 0
 
 
+def module_of(verb: str) -> str:
+    """Return the name of the module that runs a verb."""
+    return f"quarl.lab.commands.{LAB[verb]}" if verb in LAB else f"quarl.commands.{verb.split()[0]}"
+
+
 def _load(config: Config) -> Any:
-    """The verb's module, which may take seconds to import: on a terminal it is said before what is about to be done."""
+    """Import the verb's module, which may take seconds, after announcing the command on a terminal."""
     if sys.stderr.isatty():
         note(f"{config.command_line().removeprefix('quarl ')}: {summary(type(config))} ...")
-    start, name = time.perf_counter(), f"quarl.commands.{config.verb.split()[0]}"
+    start, name = time.perf_counter(), module_of(config.verb)
     command = importlib.import_module(name)
     loaded = f"{name} in {time.perf_counter() - start:.1f} s"
     detail(f"quarl {__version__}, Python {platform.python_version()}, loaded {loaded}: {config.command_line()}")

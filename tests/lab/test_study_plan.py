@@ -1,14 +1,15 @@
-"""The plan: the product of a study, what is n/a in it, and keys that change with what they stand for."""
+"""The plan: the product of a study, what is n/a in it, keys that change with what they stand for, and workers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quarl.errors import QuarlError
-from quarl.lab import file
+from quarl.lab import file, play
 from quarl.lab.cells import Cell
 from quarl.lab.plan import plan
 from quarl.lab.source import check_file, digest
@@ -272,3 +273,19 @@ def test_how_it_is_judged_and_bounded_is_in_no_key(study_file: Write):
     one = cells(study_file(DQN, FP32, "margin: 5\nlimits: {minutes: 1}"))
     other = cells(study_file(DQN, FP32, "margin: 9\nlimits: {minutes: 3}"))
     assert [cell.key for cell in one] == [cell.key for cell in other]
+
+
+def test_preload_leaves_what_close_raises_to_the_cells(monkeypatch: pytest.MonkeyPatch):
+    class Env:
+        def close(self) -> None:
+            raise OSError("no")
+
+    made: list[str] = []
+
+    def make(env_id: str) -> Any:
+        made.append(env_id)
+        return Env()
+
+    monkeypatch.setattr(play, "make", make)
+    play.preload(["a", "b"], [])
+    assert made == ["a", "b"]

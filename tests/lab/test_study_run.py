@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from quarl.lab.play import make_worker, preload
 
 import contracts
 from quarl.calibration import quantize
@@ -23,6 +22,7 @@ from quarl.errors import QuarlError
 from quarl.evaluation import evaluate, record
 from quarl.files import locked
 from quarl.lab.cells import Cell, Job
+from quarl.lab.play import make_worker, preload
 from quarl.lab.source import Agent
 from quarl.lab.store import Store
 from quarl.processes.child import kill_group

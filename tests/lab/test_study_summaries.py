@@ -14,9 +14,9 @@ from matplotlib.collections import LineCollection
 
 import contracts
 from quarl.cli import main
-from quarl.commands import study_report
 from quarl.lab import rows, summaries
 from quarl.lab.cell_groups import grouped
+from quarl.lab.commands import study_report
 from quarl.lab.store import Record
 from quarl.lab.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, SweetSpotRow, TrainedRow
 from quarl.report import schema, style, tables

@@ -14,10 +14,10 @@ import yaml
 
 import contracts
 from quarl.cli import main
-from quarl.commands import sweep
 from quarl.config import SweepConfig
 from quarl.lab import rows, summaries
 from quarl.lab.cell_groups import grouped
+from quarl.lab.commands import sweep
 from quarl.lab.store import Record, Store
 from refusals import refused
 

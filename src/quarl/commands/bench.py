@@ -1,10 +1,10 @@
-"""`quarl bench`: engines side by side, or training with actors or learners of several precisions."""
+"""`quarl bench latency`: engines side by side."""
 
 from __future__ import annotations
 
 from quarl import energy
 from quarl.commands import terminal
-from quarl.config import BenchActorQConfig, LatencyConfig, MixedPrecisionConfig
+from quarl.config import LatencyConfig
 from quarl.engines import FORMATS
 from quarl.files import temporary_folder
 from quarl.latency import file_latency, network_latency
@@ -13,21 +13,8 @@ from quarl.readers import find, load
 from quarl.report import schema
 
 
-def run(config: LatencyConfig | BenchActorQConfig | MixedPrecisionConfig) -> None:
-    """Measure and print the rows."""
-    if isinstance(config, LatencyConfig):
-        _latency(config)
-        return
-    from quarl.commands import bench_training  # here: latencies need no learner
-
-    if isinstance(config, MixedPrecisionConfig):
-        bench_training.mixed_precision(config)
-    else:
-        bench_training.actorq(config)
-
-
-def _latency(config: LatencyConfig) -> None:
-    """Measures every network or file and prints one row for each batch, engine and precision."""
+def run(config: LatencyConfig) -> None:
+    """Measure every network or file and print one row for each batch, engine and precision."""
     if config.model:
         _of_files(config)
         return

@@ -1,4 +1,4 @@
-"""`quarl study`: the cells of a study are measured, counted, and made into tables, figures and a page."""
+"""`quarl study run` and `quarl study status`: the cells of a study are measured and counted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Unpack
 
 from quarl.commands import terminal
-from quarl.config import StudyReportConfig, StudyRunConfig, StudyStatusConfig, SweepConfig
+from quarl.config import StudyRunConfig, StudyStatusConfig, SweepConfig
 from quarl.errors import QuarlError
 from quarl.files import locked
 from quarl.lab import file, rows
@@ -25,15 +25,9 @@ SOME_FAILED = 2
 """Exit code."""
 
 
-def run(config: StudyRunConfig | StudyStatusConfig | StudyReportConfig) -> int | None:
-    """Does what the verb says; returns the exit code."""
-    if isinstance(config, StudyRunConfig):
-        return _run(config)
-    if isinstance(config, StudyStatusConfig):
-        return _status(config)
-    from quarl.commands import study_report  # here: the others need no figures
-
-    return study_report.run(config)
+def run(config: StudyRunConfig | StudyStatusConfig) -> int:
+    """Measure or count the cells and return the exit code."""
+    return _run(config) if isinstance(config, StudyRunConfig) else _status(config)
 
 
 def _run(config: StudyRunConfig) -> int:

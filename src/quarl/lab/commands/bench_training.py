@@ -41,8 +41,15 @@ WATCHED: Mapping[str, tuple[type[Row], Callable[..., Sequence[Row]], Callable[..
 """Of runs without a protocol."""
 
 
-def actorq(config: BenchActorQConfig) -> None:
-    """Measures what is missing, within the time, and shows everything that is there."""
+def run(config: BenchActorQConfig | MixedPrecisionConfig) -> None:
+    """Measure the missing cells within the time and show everything that is there."""
+    if isinstance(config, MixedPrecisionConfig):
+        _mixed_precision(config)
+    else:
+        _actorq(config)
+
+
+def _actorq(config: BenchActorQConfig) -> None:
     protocol = None if config.protocol is None else read(config.protocol)
     about = schema.Told(seed=config.seed)
     with energy.meter(config) as meter:
@@ -92,8 +99,7 @@ def _raced(config: BenchActorQConfig, protocol: Protocol, cells: Cells) -> tuple
     return {RewardRow: [row for row, _ in runs], SpeedupRow: faster}, figures
 
 
-def mixed_precision(config: MixedPrecisionConfig) -> None:
-    """Measure the missing cells within the time and show everything that is there."""
+def _mixed_precision(config: MixedPrecisionConfig) -> None:
     _ = Environment.typed_by_user(config.env).env_id  # a typo leaves no folder behind
     with energy.meter(config) as meter:
         cells = Cells(config.output, config.minutes, terminal.note, meter)

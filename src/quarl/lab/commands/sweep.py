@@ -10,7 +10,7 @@ import yaml
 
 from quarl import energy
 from quarl.algorithms import tuned
-from quarl.commands import study, study_report, terminal
+from quarl.commands import terminal
 from quarl.config import SweepConfig
 from quarl.config.environment import NONE
 from quarl.config.train import QAT_OPTIONS
@@ -19,6 +19,7 @@ from quarl.envs.options import EnvironmentOptions
 from quarl.files import locked, write_bytes
 from quarl.lab import file
 from quarl.lab.cells import DISTILL, DONE, FP32, PTQ, QAT, TRAIN
+from quarl.lab.commands import study, study_report
 from quarl.lab.plan import plan
 from quarl.lab.runner import measure
 from quarl.processes.signals import SIGNALLED
