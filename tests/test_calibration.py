@@ -10,7 +10,7 @@ import pytest
 import networks
 from quarl import calibration, engines
 from quarl.calibration import Calibrated, quantize
-from quarl.engines.reference import as_float
+from quarl.engines.numpy_operators import as_float
 from quarl.errors import QuarlError
 from quarl.policy import artifact, fit
 from quarl.policy.grids import EXACT, grid_rules, trained_rules

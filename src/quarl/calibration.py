@@ -13,7 +13,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.engines import check_values
-from quarl.engines.reference import FUNCTIONS, apply, as_float, on_grid, unfold
+from quarl.engines.numpy_operators import FUNCTIONS, apply, as_float, on_grid, unfold
 from quarl.errors import QuarlError
 from quarl.policy.fit import cast, fit, nearest
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy, edge_layers

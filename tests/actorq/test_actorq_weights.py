@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from quarl.actorq.weights import Template
 from quarl.algorithms.d4pg import D4PG
-from quarl.engines.reference import as_float
+from quarl.engines.numpy_operators import as_float
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.graph import ActionHead, Policy, final_linear
 from quarl.policy.operators import Normalize, as_float32

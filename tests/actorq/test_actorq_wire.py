@@ -16,7 +16,7 @@ from quarl.actorq.wire import COMPRESSED, SCHEME, Packer, Quantizer, unpack, wir
 from quarl.calibration import quantize
 from quarl.config import ActorQConfig
 from quarl.config.words import parse
-from quarl.engines.reference import as_float
+from quarl.engines.numpy_operators import as_float
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.evaluation import evaluate, record
 from quarl.policy.graph import QuantizedPolicy

@@ -13,7 +13,7 @@ from quarl import engines
 from quarl.calibration import Calibrated
 from quarl.distillation.loss import loss_of
 from quarl.distillation.student import Layer, Student
-from quarl.engines.reference import as_float
+from quarl.engines.numpy_operators import as_float
 from quarl.policy.graph import Provenance
 from quarl.quant.spec import QuantSpec
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import networks
 from quarl import engines
 from quarl.calibration import quantize
-from quarl.engines.reference import MAX_EXACT_NORM, as_float, layer_norm_of_codes
+from quarl.engines.numpy_operators import MAX_EXACT_NORM, as_float, layer_norm_of_codes
 from quarl.policy.graph import ActionHead, ActivationGrid, Policy
 from quarl.policy.operators import Conv2d, Dense, LayerNorm, QuantizedTensor
 from quarl.quant.spec import QuantSpec

@@ -14,8 +14,9 @@ import networks
 import require
 from quarl import engines
 from quarl.calibration import quantize
+from quarl.engines.numpy_operators import apply
 from quarl.engines.onnx import write
-from quarl.engines.reference import Reference, _channels, _integers, _per_row, apply
+from quarl.engines.reference import Reference, _channels, _integers, _per_row
 from quarl.engines.sums import requantisation
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.evaluation import record

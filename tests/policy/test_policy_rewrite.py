@@ -10,7 +10,7 @@ import pytest
 import networks
 from quarl import engines
 from quarl.calibration import quantize
-from quarl.engines.reference import as_float
+from quarl.engines.numpy_operators import as_float
 from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.operators import Add, Scale, as_float32, mlp
 from quarl.policy.rewrite import center_scores, equalize, pin_saturated, readings

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import nn
 
 from quarl.algorithms.d4pg import D4PG
-from quarl.engines.reference import as_float
+from quarl.engines.numpy_operators import as_float
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.graph import Policy
 from quarl.readers import sb3

@@ -24,7 +24,7 @@ from torch import nn
 
 import quarl
 import require
-from quarl.engines.reference import as_float
+from quarl.engines.numpy_operators import as_float
 from quarl.envs import home_of
 from quarl.errors import QuarlError, UnsupportedError, note_once
 from quarl.policy.graph import Policy, Provenance

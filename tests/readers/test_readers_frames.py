@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNorm
 
 import quarl
 from quarl.cli import main
-from quarl.engines.reference import as_float
+from quarl.engines.numpy_operators import as_float
 from quarl.envs import in_environment, make
 from quarl.envs.options import described
 from quarl.errors import QuarlError

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from quarl.engines.reference import as_float
+from quarl.engines.numpy_operators import as_float
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.inputs import flatten

@@ -18,7 +18,7 @@ import require
 from quarl import stats
 from quarl.calibration import quantize
 from quarl.engines import greedy
-from quarl.engines.reference import as_float
+from quarl.engines.numpy_operators import as_float
 from quarl.envs.suites import robotics_muted
 from quarl.policy.graph import Policy
 from quarl.policy.inputs import flatten

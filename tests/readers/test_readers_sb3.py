@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3 import A2C, DDPG, DQN, PPO
 
-from quarl.engines.reference import as_float
+from quarl.engines.numpy_operators import as_float
 from quarl.errors import QuarlError
 from quarl.policy.graph import Policy
 from quarl.policy.operators import Normalize

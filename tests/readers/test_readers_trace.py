@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from quarl.engines.reference import as_float
+from quarl.engines.numpy_operators import as_float
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.graph import ActionHead
 from quarl.policy.operators import Add, Concat, LayerNorm, Normalize, Scale

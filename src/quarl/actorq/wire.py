@@ -12,7 +12,7 @@ import zstandard
 from quarl.actorq.weights import Trained
 from quarl.arrays import Array
 from quarl.calibration import quantize
-from quarl.engines.reference import as_float, unfold
+from quarl.engines.numpy_operators import as_float, unfold
 from quarl.errors import QuarlError
 from quarl.policy import artifact
 from quarl.policy.container import Bytes

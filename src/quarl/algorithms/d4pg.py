@@ -6,7 +6,6 @@ machines (that is ActorQ's part) and with uniform replay. Everything else is a S
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,14 +13,13 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.noise import ActionNoise, NormalActionNoise
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, ReplayBufferSamples, Schedule
 from stable_baselines3.common.utils import get_parameters_by_name, polyak_update
 from torch import Tensor, nn
 
-from quarl.algorithms import d4pg_support
 from quarl.algorithms.d4pg_policy import CategoricalCritic, D4PGActor, D4PGCnnPolicy, D4PGPolicy
+from quarl.algorithms.d4pg_support import FindsSupport
 from quarl.errors import QuarlError, note
 
 QUARL_2020: dict[str, Any] = {
@@ -45,7 +43,7 @@ One thing is not the original's: a fresh critic expects a return of 0 (d4pg_poli
 """
 
 
-class D4PG(OffPolicyAlgorithm):
+class D4PG(FindsSupport):
     """A Stable-Baselines3 model: `D4PG("MlpPolicy", env).learn(100_000)`.
 
     v_min, v_max: the support of returns, which must hold every discounted return, and tightly: the atoms share it.
@@ -135,7 +133,7 @@ class D4PG(OffPolicyAlgorithm):
             supported_action_spaces=(spaces.Box,),
             support_multi_env=True,
         )
-        self.say: Callable[[str], None] = note
+        self.say = note
         self.sigma = sigma
         self.target_update_interval = target_update_interval
         self.max_action_gradient_norm = max_action_gradient_norm
@@ -171,7 +169,7 @@ class D4PG(OffPolicyAlgorithm):
         for _ in range(gradient_steps):
             batch = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
             if unfit:
-                d4pg_support.fit(self, batch)
+                self.fit_support(batch)
                 unfit = False
             losses.append(self._update_critic(batch))
             values.append(self._update_actor(batch.observations))
@@ -189,7 +187,7 @@ class D4PG(OffPolicyAlgorithm):
             polyak_update(self.critic.parameters(), self.critic_target.parameters(), self.tau)
             polyak_update(self.actor_batch_norm_stats, self.actor_batch_norm_stats_target, 1.0)
             polyak_update(self.critic_batch_norm_stats, self.critic_batch_norm_stats_target, 1.0)
-            d4pg_support.widen(self, self._expected)
+            self.widen_support(self._expected)
 
     def _update_critic(self, batch: ReplayBufferSamples) -> Tensor:
         """The cross-entropy of the critic's distribution with the n-step target, after one step down its gradient."""

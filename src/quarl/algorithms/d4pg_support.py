@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import Tensor
 
+from quarl.algorithms.d4pg_policy import CategoricalCritic
 from quarl.errors import QuarlError
-
-if TYPE_CHECKING:
-    from quarl.algorithms.d4pg import D4PG
 
 LEAST_LEFT = 1e-3
 """1 - gamma at least: no return counts more than a thousand steps."""
@@ -32,49 +31,58 @@ def find(lasting: Tensor, left: float) -> tuple[float, float]:
     return -reach if below else 0.0, reach if above or not below else 0.0
 
 
-def fit(model: D4PG, batch: ReplayBufferSamples) -> None:
-    """Gives the critics, before their first update, what was not given of the support.
+class FindsSupport(OffPolicyAlgorithm):
+    """An off-policy algorithm whose critics predict returns on a support that the rewards determine."""
 
-    What was given is compared with the rewards: QuarlError where it lies beside theirs, a line where their mean does.
-    """
-    going_on = (model.gamma if batch.discounts is None else batch.discounts) * (1 - batch.dones)
-    lasting, left = batch.rewards / (1 - going_on).clamp(min=LEAST_LEFT), max(1 - model.gamma, LEAST_LEFT)
-    ends = find(lasting, left)
-    low, high = (end if given is None else given for given, end in zip(_given(model), ends, strict=True))
-    mean = float(batch.rewards.mean() / (1 - going_on.mean()).clamp(min=LEAST_LEFT))
-    met = f"rewards so far are worth {mean:.4g} at gamma {model.gamma:g}"
-    advice = f"give --params v_min:{ends[0]:.4g} v_max:{ends[1]:.4g}, or neither"
-    if min(high, ends[1]) <= max(low, ends[0]):
-        raise QuarlError(f"D4PG's support [{low:.4g}, {high:.4g}] holds no return: {met}; {advice}")
-    if model.critic.support is None:
-        _move(model, low, high)
-        model.say(f"D4PG's support of returns is [{low:.4g}, {high:.4g}]: {met}")
-        return
-    if not low <= mean <= high:
-        model.say(f"D4PG's support [{low:.4g}, {high:.4g}] is not theirs: {met}; {advice}")
+    critic: CategoricalCritic
+    critic_target: CategoricalCritic
+    say: Callable[[str], None]
 
+    def fit_support(self, batch: ReplayBufferSamples) -> None:
+        """Give the critics, before their first update, the ends of the support that were not given.
 
-def widen(model: D4PG, expected: Tensor) -> None:
-    """Moves an end that was not given to twice the return that is expected beyond it; expected: of a batch [B]."""
-    support, given = model.critic.support, _given(model)
-    assert support is not None
-    least, most = float(expected.min()), float(expected.max())
-    low = _rounded(2 * least) if given[0] is None and least < support[0] else support[0]
-    high = _rounded(2 * most) if given[1] is None and most > support[1] else support[1]
-    if (low, high) != support:
-        _move(model, low, high)
-        model.say(f"D4PG's support of returns is [{low:.4g}, {high:.4g}] from now on: {least:.4g} to {most:.4g} came")
+        Given ends are compared with the rewards: an error if they hold no return, a line if they miss the mean.
+
+        Raises:
+            QuarlError: the given support holds no return.
+        """
+        going_on = (self.gamma if batch.discounts is None else batch.discounts) * (1 - batch.dones)
+        lasting, left = batch.rewards / (1 - going_on).clamp(min=LEAST_LEFT), max(1 - self.gamma, LEAST_LEFT)
+        ends = find(lasting, left)
+        low, high = (end if given is None else given for given, end in zip(self._given_ends(), ends, strict=True))
+        mean = float(batch.rewards.mean() / (1 - going_on.mean()).clamp(min=LEAST_LEFT))
+        met = f"rewards so far are worth {mean:.4g} at gamma {self.gamma:g}"
+        advice = f"give --params v_min:{ends[0]:.4g} v_max:{ends[1]:.4g}, or neither"
+        if min(high, ends[1]) <= max(low, ends[0]):
+            raise QuarlError(f"D4PG's support [{low:.4g}, {high:.4g}] holds no return: {met}; {advice}")
+        if self.critic.support is None:
+            self._move_support(low, high)
+            self.say(f"D4PG's support of returns is [{low:.4g}, {high:.4g}]: {met}")
+            return
+        if not low <= mean <= high:
+            self.say(f"D4PG's support [{low:.4g}, {high:.4g}] is not theirs: {met}; {advice}")
+
+    def widen_support(self, expected: Tensor) -> None:
+        """Move an end that was not given to twice the return expected beyond it; expected: of a batch [B]."""
+        support, given = self.critic.support, self._given_ends()
+        assert support is not None
+        least, most = float(expected.min()), float(expected.max())
+        low = _rounded(2 * least) if given[0] is None and least < support[0] else support[0]
+        high = _rounded(2 * most) if given[1] is None and most > support[1] else support[1]
+        if (low, high) != support:
+            self._move_support(low, high)
+            self.say(
+                f"D4PG's support of returns is [{low:.4g}, {high:.4g}] from now on: {least:.4g} to {most:.4g} came"
+            )
+
+    def _given_ends(self) -> tuple[float | None, float | None]:
+        assert self.policy_kwargs is not None
+        return self.policy_kwargs["v_min"], self.policy_kwargs["v_max"]
+
+    def _move_support(self, low: float, high: float) -> None:
+        for critic in (self.critic, self.critic_target):
+            critic.support_on(low, high)
 
 
 def _rounded(value: float) -> float:
     return float(f"{value:.4g}")  # as it is shown
-
-
-def _given(model: D4PG) -> tuple[float | None, float | None]:
-    assert model.policy_kwargs is not None
-    return model.policy_kwargs["v_min"], model.policy_kwargs["v_max"]
-
-
-def _move(model: D4PG, low: float, high: float) -> None:
-    for critic in (model.critic, model.critic_target):
-        critic.support_on(low, high)

@@ -29,7 +29,7 @@ from quarl.config import DistillConfig
 from quarl.distillation.loss import Loss, loss_of
 from quarl.distillation.student import Layer, Student
 from quarl.distillation.validation import Validation
-from quarl.engines.reference import as_float
+from quarl.engines.numpy_operators import as_float
 from quarl.errors import QuarlError, in_one_line, note_once
 from quarl.evaluation import RECORD_BATCH, record, sample_size
 from quarl.policy import artifact

@@ -70,7 +70,7 @@ def sound(policy: Policy, observations: Array, outputs: Array) -> Array:
 def check_values(policy: Policy, observations: Array, values: Mapping[str, Array] | None = None) -> None:
     """Refuses a policy whose `values` in float32 on the observations are not all finite, naming the first layer."""
     if values is None:
-        from quarl.engines.reference import as_float  # here: it needs what engines are made of
+        from quarl.engines.numpy_operators import as_float  # here: it needs what engines are made of
 
         with np.errstate(all="ignore"):
             values = as_float(policy, observations)

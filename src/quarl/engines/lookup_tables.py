@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.engines.reference import apply
+from quarl.engines.numpy_operators import apply
 from quarl.policy.formulas import EXACT
 from quarl.policy.graph import ActivationGrid
 from quarl.policy.operators import Activation

@@ -12,6 +12,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.engines import check_values, reference
+from quarl.engines.numpy_operators import apply
 from quarl.errors import QuarlError
 from quarl.inert.npz import read_npz
 from quarl.policy.graph import Policy, QuantizedPolicy, shapes
@@ -164,7 +165,7 @@ def _ties(policy: QuantizedPolicy, low: Array, high: Array) -> list[Array]:
     def codes(x: Array) -> Array:
         values = {OBSERVATION: x[None].astype(np.float32)}
         for op in before:
-            values[op.name] = reference.apply(op, [values[source] for source in op.inputs])
+            values[op.name] = apply(op, [values[source] for source in op.inputs])
         return np.asarray(quantize(values[name][0], grid.qparams))
 
     low, high = low.astype(np.float32), high.astype(np.float32)

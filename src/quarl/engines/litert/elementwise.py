@@ -15,7 +15,7 @@ from ai_edge_litert import schema_py_generated as schema
 
 from quarl.arrays import Array
 from quarl.engines.litert.file import Model, Operator
-from quarl.engines.reference import norm_constants
+from quarl.engines.numpy_operators import norm_constants
 from quarl.policy import formulas
 from quarl.policy.graph import ActionHead, ActivationGrid
 from quarl.policy.operators import LEAKY_SLOPE, Activation, LayerNorm, Normalize, Pool2d, Shape, Slice, Softmax, windows

@@ -18,7 +18,7 @@ from quarl.engines.litert import elementwise
 from quarl.engines.litert.file import Model, Operator
 from quarl.engines.litert.linear import dynamic, floating, hidden, last, turned, wide, wider_than_a_pixel, with_weight
 from quarl.engines.lookup_tables import steady_scale, table
-from quarl.engines.reference import averages_codes, norms_codes
+from quarl.engines.numpy_operators import averages_codes, norms_codes
 from quarl.engines.sums import check_bits
 from quarl.policy import operators
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, readers, shapes

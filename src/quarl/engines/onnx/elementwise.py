@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from quarl.engines.numpy_operators import norm_constants
 from quarl.engines.onnx.file import File
-from quarl.engines.reference import norm_constants
 from quarl.policy import formulas
 from quarl.policy.graph import ActionHead, ActivationGrid
 from quarl.policy.operators import LEAKY_SLOPE, Activation, LayerNorm, Normalize, Pool2d, Softmax

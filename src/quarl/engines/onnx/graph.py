@@ -16,10 +16,10 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.engines.lookup_tables import table
+from quarl.engines.numpy_operators import averages_codes, norms_codes
 from quarl.engines.onnx import elementwise
 from quarl.engines.onnx.elementwise import SHIFT, Rows
 from quarl.engines.onnx.file import File
-from quarl.engines.reference import averages_codes, norms_codes
 from quarl.engines.sums import check_bits, check_int32, fits, requantisation, symmetric, unit
 from quarl.errors import UnsupportedError
 from quarl.policy import operators

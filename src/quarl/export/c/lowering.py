@@ -11,7 +11,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.engines.lookup_tables import table
-from quarl.engines.reference import norm_constants, norms_codes
+from quarl.engines.numpy_operators import norm_constants, norms_codes
 from quarl.engines.sums import check_int32, requantisation, symmetric, unit
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.export.c.program import Call, Program, parameters

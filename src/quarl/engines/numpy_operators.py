@@ -1,0 +1,156 @@
+"""Every operator in numpy, float32: the arithmetic that the reference and its tables share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from quarl.arrays import Array
+from quarl.policy import operators
+from quarl.policy.formulas import FORMULAS, norm_of_codes
+from quarl.policy.graph import ActivationGrid, Policy
+from quarl.policy.operators import LEAKY_SLOPE, OBSERVATION, Linear, Op, as_float32
+from quarl.quant.affine import TINY, fake_quantize
+
+FUNCTIONS: Mapping[str, Callable[[Array], Array]] = {
+    "relu": lambda x: np.maximum(x, np.float32(0)),
+    "tanh": np.tanh,
+    # exp overflows below -88; the sigmoid of -60 is 0 in float32 as well
+    "sigmoid": lambda x: np.float32(1) / (np.float32(1) + np.exp(-np.maximum(x, np.float32(-60)))),
+    "elu": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, np.float32(0)))),
+    "leaky_relu": lambda x: np.where(x > 0, x, x * np.float32(LEAKY_SLOPE)),
+}
+BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "min": np.minimum, "max": np.maximum}
+ARITHMETIC: Mapping[str, Callable[..., Array]] = {
+    **{**FUNCTIONS, **BINARY, "log": np.log, "round": np.round, "sqrt": np.sqrt},
+    "sum": lambda x: x.sum(axis=-1, keepdims=True, dtype=np.float32),
+}
+
+MAX_EXACT_NORM = 1024
+"""Features over which a sum of squared distances of int8 codes from their mean stays exact in float32."""
+
+
+def as_float(policy: Policy, observations: Array) -> dict[str, Array]:
+    """Every value of a float32 policy on observations [N, *shape], float32 [N, ...]; whole batches at a time.
+
+    For calibration: faster than `Reference`, and equal to it up to the order of float32 sums.
+    """
+    values: dict[str, Array] = {OBSERVATION: np.asarray(observations, np.float32)}
+    for op in policy.ops:
+        values[op.name] = apply(op, [values[name] for name in op.inputs])
+    return values
+
+
+def on_grid(x: Array, grid: ActivationGrid) -> Array:
+    """x moved to the nearest point of the grid, float32."""
+    value: Array = fake_quantize(x, grid.qparams)
+    return value.astype(np.float32)
+
+
+def apply(op: Op, inputs: list[Array]) -> Array:
+    """The float32 value of an operator; of a layer, with what its weights stand for."""
+    return LOWERINGS[type(op)](op, *inputs)
+
+
+def _linear(op: Linear, x: Array) -> Array:
+    sums = unfold(op, x) @ as_float32(op.weight).reshape(op.weight.shape[0], -1).T
+    sums += op.bias
+    return fold(op, sums, x.shape[1:])
+
+
+def _computed(kind: str, *values: Any) -> Array:
+    return ARITHMETIC[kind](*values)
+
+
+def _activation(op: operators.Activation, x: Array) -> Array:
+    value = FUNCTIONS[op.kind](x) if op.kind in FUNCTIONS else FORMULAS[op.kind](_computed, x, *op.settings)
+    return value.astype(np.float32, copy=False)
+
+
+def _softmax(op: operators.Softmax, x: Array) -> Array:
+    rows = x.reshape(len(x), -1, op.size)
+    powers = np.exp(rows - rows.max(axis=-1, keepdims=True))
+    shares: Array = powers / powers.sum(axis=-1, keepdims=True)
+    return shares.reshape(x.shape)
+
+
+def _pool(op: operators.Pool2d, x: Array) -> Array:
+    """Averages are sums times the reciprocal of the window's size."""
+    (ph, pw), (sh, sw) = op.padding, op.stride
+    padding = ((0, 0), (0, 0), (ph, ph), (pw, pw))
+    padded = np.pad(x, padding, constant_values=-np.inf if op.kind == "max" else 0)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, op.kernel, axis=(2, 3))[:, :, ::sh, ::sw]
+    if op.kind == "max":
+        return np.asarray(windows.max(axis=(-2, -1)))
+    return np.asarray(windows.sum(axis=(-2, -1), dtype=np.float32) * np.float32(1 / math.prod(op.kernel)))
+
+
+def _layer_norm(op: operators.LayerNorm, x: Array) -> Array:
+    centred = x - x.mean(axis=-1, keepdims=True)
+    variance = np.square(centred).mean(axis=-1, keepdims=True)
+    normal = centred * (np.float32(1) / np.sqrt(variance + np.float32(op.epsilon)))
+    return np.asarray(normal * op.weight + op.bias)
+
+
+LOWERINGS: Mapping[type[Op], Callable[..., Array]] = {
+    operators.Dense: _linear,
+    operators.Conv2d: _linear,
+    operators.Activation: _activation,
+    operators.Softmax: _softmax,
+    operators.Pool2d: _pool,
+    operators.LayerNorm: _layer_norm,
+    operators.Normalize: operators.Normalize.__call__,
+    operators.Scale: lambda op, x: x * op.factor,
+    operators.Flatten: lambda op, x: x.reshape(len(x), -1),
+    operators.Slice: lambda op, x: x[:, op.start : op.start + math.prod(op.part)].reshape(len(x), *op.part),
+    operators.Concat: lambda op, *inputs: np.concatenate(inputs, axis=-1),
+    operators.Add: lambda op, x, y: x + y,
+}
+"""What an operator computes of its inputs, in float32."""
+
+
+def norms_codes(op: Op, grids: Mapping[str, ActivationGrid]) -> TypeGuard[operators.LayerNorm]:
+    """Whether it is a LayerNorm of int8 codes: sums of them and of their squares are then exact in float32."""
+    grid = grids.get(op.inputs[0])
+    return (
+        isinstance(op, operators.LayerNorm) and grid is not None and grid.bits == 8 and op.weight.size <= MAX_EXACT_NORM
+    )
+
+
+def averages_codes(op: Op, grids: Mapping[str, ActivationGrid]) -> TypeGuard[operators.Pool2d]:
+    """Whether it averages integers: their sums are exact in float32."""
+    return isinstance(op, operators.Pool2d) and op.kind == "average" and op.inputs[0] in grids
+
+
+def norm_constants(op: operators.LayerNorm, grid: ActivationGrid) -> tuple[np.float32, np.float32]:
+    """1 / n, and epsilon in squared steps of the grid: what a LayerNorm of codes needs besides gain and offset."""
+    epsilon = np.float32(op.epsilon / np.float64(np.float32(grid.scale)) ** 2)
+    return np.float32(1 / op.weight.size), max(epsilon, np.float32(TINY))
+
+
+def layer_norm_of_codes(op: operators.LayerNorm, integers: Array, grid: ActivationGrid) -> Array:
+    """LayerNorm of codes less their zero point, as float32 integers: see `formulas.norm_of_codes`."""
+    return np.asarray(norm_of_codes(_computed, integers, *norm_constants(op, grid), op.weight, op.bias))
+
+
+def unfold(op: Linear, x: Array) -> Array:
+    """Inputs of each output position, so that a convolution becomes a product: [B, (P,) K] of x [B, *shape].
+
+    P counts the output positions row by row, K runs over (channel, kernel row, kernel column); dense inputs pass.
+    """
+    if not isinstance(op, operators.Conv2d):
+        return x
+    (ph, pw), (sh, sw), (kh, kw) = op.padding, op.stride, op.weight.shape[2:]
+    padded = np.pad(x, ((0, 0), (0, 0), (ph, ph), (pw, pw)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (kh, kw), axis=(2, 3))[:, :, ::sh, ::sw]
+    height, width = windows.shape[2:4]
+    columns = windows.transpose(0, 2, 3, 1, 4, 5).reshape(len(x), height * width, -1)
+    return np.ascontiguousarray(columns)
+
+
+def fold(op: Linear, y: Array, input_shape: tuple[int, ...]) -> Array:
+    """The inverse of `unfold` for outputs: [B, P, out] to [B, out, height, width]; dense outputs pass."""
+    return y.transpose(0, 2, 1).reshape(len(y), *op.shape([input_shape])) if isinstance(op, operators.Conv2d) else y
