@@ -22,7 +22,7 @@ from quarl import files
 from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.files import hold
-from quarl.inert.budget import read_json
+from quarl.inert.reading_budget import read_json
 from quarl.machine import version
 from quarl.policy.artifact import plain
 from quarl.policy.container import NAMES, TYPES, digest, header, ordered, parse, raw, sealed, unsealed

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import networks
 from quarl import engines
 from quarl.calibration import quantize
-from quarl.engines.litert import LiteRT, file, graph, write
+from quarl.engines.litert import LiteRT, flatbuffer, subgraph, write
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy import formulas
 from quarl.policy.graph import ActionHead, ActivationGrid, Policy, QuantizedPolicy, final_linear
@@ -354,7 +354,7 @@ def test_activation_tables_hold_whether_computed_or_looked_up(kind, monkeypatch)
     if kind not in ("relu", "leaky_relu"):
         assert "GATHER" not in operators(write(policy))
     np.testing.assert_array_equal(outputs(policy, x), expected)
-    monkeypatch.setattr(graph, "steady_scale", lambda *_: None)
+    monkeypatch.setattr(subgraph, "steady_scale", lambda *_: None)
     assert ("GATHER" in operators(write(policy))) == (kind != "relu")
     np.testing.assert_array_equal(outputs(policy, x), expected)
 
@@ -373,7 +373,7 @@ def test_a_steady_scale_keeps_every_entry_off_rounding_boundaries(kind, exponent
     source = ActivationGrid(scale=scale, zero_point=zero_point)
     target = ActivationGrid(scale=fixed.get(kind, (scale, 0))[0], zero_point=fixed.get(kind, (0, zero_point))[1])
     op = Activation("f", ("x",), kind)
-    steady = graph.steady_scale(op, source, target)
+    steady = subgraph.steady_scale(op, source, target)
     if steady is None:
         return
     assert abs(steady / np.float32(source.scale) - 1) < 3e-4
@@ -382,7 +382,7 @@ def test_a_steady_scale_keeps_every_entry_off_rounding_boundaries(kind, exponent
     function = quantize(Policy(observation_shape=(256,), ops=ops, head=ActionHead("argmax")), QuantSpec.parse("fp32"))
     y = outputs(function, (codes * steady)[None])[0]
     made = np.clip(np.rint(y / np.float32(target.scale)) + target.zero_point, -128, 127)
-    assert made.tolist() == graph.table(op, source, target).tolist()
+    assert made.tolist() == subgraph.table(op, source, target).tolist()
 
 
 def test_the_file_is_a_small_head_and_raw_constants():
@@ -403,7 +403,7 @@ def places(content):
     for index in range(1, root.BuffersLength()):
         buffer = root.Buffers(index)
         assert buffer.Size() == 0
-        start = buffer._tab.Vector(buffer._tab.Offset(file.DATA_SLOT))
+        start = buffer._tab.Vector(buffer._tab.Offset(flatbuffer.DATA_SLOT))
         yield start, buffer.DataLength(), buffer.Offset()
 
 
@@ -435,7 +435,7 @@ def test_a_file_for_any_runtime_holds_and_names_everything_and_runs_as_fast_with
 def test_weights_beyond_a_flatbuffer_s_two_gigabytes_follow_it(monkeypatch):
     policy = quantized(networks.dense([17, 400, 300, 6]))
     inside, said = write(policy, acts=True), []
-    monkeypatch.setattr(file, "LARGEST_INSIDE", 100_000)
+    monkeypatch.setattr(flatbuffer, "LARGEST_INSIDE", 100_000)
     beyond = write(policy, acts=True, say=said.append)
     assert len(said) == 1
     assert "and weights beyond 2 GB;" in said[0]

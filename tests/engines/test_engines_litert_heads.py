@@ -8,7 +8,7 @@ import pytest
 import networks
 from quarl import engines
 from quarl.calibration import quantize
-from quarl.engines.litert import file, write
+from quarl.engines.litert import flatbuffer, write
 from quarl.quant.spec import QuantSpec
 
 PRECISIONS = [("fp32", "dynamic"), ("fp16", "dynamic"), ("int8", "dynamic"), ("int4", "dynamic"), ("int8", "static")]
@@ -23,16 +23,16 @@ def test_new_weights_of_a_known_network_give_the_same_file_as_from_scratch(name:
     activation = first.ops[1].kind  # type: ignore[attr-defined]
     other = networks.dense(widths, activation, seed=5, head=first.head.kind)
     observations = networks.observations(first, 64)
-    file._head.cache_clear()
+    flatbuffer._head.cache_clear()
     fresh = write(quantize(other, spec, observations))
-    file._head.cache_clear()
+    flatbuffer._head.cache_clear()
     before = write(quantize(first, spec, observations))
     patched = write(quantize(other, spec, observations))
     assert patched == fresh
     assert patched != before
     assert write(quantize(first, spec, observations)) == before  # the patch went into a copy
     if mode == "dynamic":
-        assert file._head.cache_info().misses == 1
+        assert flatbuffer._head.cache_info().misses == 1
 
 
 def test_engines_made_one_after_the_other_do_not_share_weights():

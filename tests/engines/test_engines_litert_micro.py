@@ -12,7 +12,7 @@ import require
 from quarl import engines
 from quarl.calibration import quantize
 from quarl.engines import reference
-from quarl.engines.litert import graph
+from quarl.engines.litert import subgraph
 from quarl.errors import UnsupportedError
 from quarl.evaluation import record
 from quarl.export import runtimes
@@ -66,7 +66,7 @@ def wanted(policy: QuantizedPolicy, x: np.ndarray) -> np.ndarray:
 
 def held(policy: QuantizedPolicy, x: np.ndarray, content: bytes | None = None) -> None:
     """Asserts that the file gives it, bit for bit where no tanh of an action is in between."""
-    got, expected = in_micro(content or graph.write(policy, acts=True), x), wanted(policy, x)
+    got, expected = in_micro(content or subgraph.write(policy, acts=True), x), wanted(policy, x)
     if policy.head.kind in ("tanh", "gaussian"):
         np.testing.assert_allclose(got, expected, rtol=0, atol=1e-6)
     else:
@@ -79,7 +79,7 @@ def test_files_act_there_or_say_that_they_cannot(name, precision, mode):
     policy, said = networks.EVERY[name](), []
     x = networks.observations(policy, 32)
     made = quantize(policy, QuantSpec.parse(precision, scheme="per-channel", mode=mode), x)
-    content = graph.write(made, acts=True, say=said.append)
+    content = subgraph.write(made, acts=True, say=said.append)
     if said:
         with pytest.raises(RuntimeError, match="failed to allocate"):
             in_micro(content, x)
@@ -109,7 +109,7 @@ def test_nature_cnn_runs_there_in_100_kilobytes(tmp_path):
     policy = nature_cnn(np.random.default_rng(0))
     x, path = networks.observations(policy, 4), tmp_path / "nature.tflite"
     made = quantize(policy, QuantSpec.parse("int8", scheme="per-channel", mode="static"), x)
-    path.write_bytes(graph.write(made, acts=True))
+    path.write_bytes(subgraph.write(made, acts=True))
     held(made, x, path.read_bytes())
     np.testing.assert_array_equal(runtimes.load("litert", path).run(x), engines.load(made, batch=4).run(x))
     assert 56_448 < runtimes.arena(path) <= 100_000  # two frames, of which one is made of the other
@@ -120,7 +120,7 @@ def test_activations_that_are_looked_up_act_there_too(kind, monkeypatch):
     policy = networks.dense([5, 33, 21, 3], kind)
     x = networks.observations(policy, 64)
     made = quantize(policy, QuantSpec.parse("int8", mode="static"), x)
-    monkeypatch.setattr(graph, "steady_scale", lambda *_: None)
+    monkeypatch.setattr(subgraph, "steady_scale", lambda *_: None)
     held(made, x)
 
 

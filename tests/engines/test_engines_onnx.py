@@ -15,7 +15,7 @@ from test_engines_litert import quantized
 import networks
 from quarl import engines
 from quarl.calibration import quantize
-from quarl.engines.onnx import file, write
+from quarl.engines.onnx import model_file, write
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import ActionHead, Policy, QuantizedPolicy
 from quarl.policy.operators import Activation, Conv2d, Dense, Flatten, QuantizedTensor
@@ -163,7 +163,7 @@ def test_an_older_version_of_a_file_has_the_numbers_of_the_newest():
         made, x = quantized(policy), networks.observations(policy, 5)
         old = write(made)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(file, "OLDEST_OPSET", 21)
+            patch.setattr(model_file, "OLDEST_OPSET", 21)
             new = write(made)
         assert [onnx.load_from_string(data).opset_import[0].version for data in (old, new)] == [13, 21]
         onnx.checker.check_model(onnx.load_from_string(new), full_check=True)

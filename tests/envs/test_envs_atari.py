@@ -26,7 +26,7 @@ from quarl.errors import QuarlError
 from quarl.latency.networks import STANDARD, build
 from quarl.policy.graph import Policy, Provenance
 from quarl.runs.hyperparameters import Recipe, interpret
-from quarl.runs.model import make_environments
+from quarl.runs.new_model import make_environments
 from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow

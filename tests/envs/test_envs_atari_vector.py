@@ -18,7 +18,7 @@ from quarl.envs import Environment, make
 from quarl.envs.wrappers import FrameStack
 from quarl.errors import QuarlError
 from quarl.runs.hyperparameters import Recipe, interpret
-from quarl.runs.model import make_environments
+from quarl.runs.new_model import make_environments
 
 require.module("ale_py")
 cv2 = require.module("cv2")

@@ -21,7 +21,7 @@ from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.operators import Dense, mlp
 from quarl.quant.spec import QuantSpec
 from quarl.runs.hyperparameters import Recipe, interpret
-from quarl.runs.model import make_environments
+from quarl.runs.new_model import make_environments
 
 Array = NDArray[Any]
 LIMIT = 7

@@ -17,7 +17,7 @@ from quarl.cli import main
 from quarl.errors import QuarlError
 from quarl.export import contract, export, golden, quantised, runtimes, targets
 from quarl.export.equal import DIFFERS, VerifyRow, compare, held
-from quarl.export.verify import verify
+from quarl.export.verification import verify
 from quarl.policy import artifact
 from quarl.policy.operators import Linear
 

@@ -21,7 +21,7 @@ from quarl.cli import main
 from quarl.errors import QuarlError
 from quarl.export import contract, equal, export, golden, runtimes
 from quarl.export.c import boards
-from quarl.export.verify import CODE
+from quarl.export.verification import CODE
 from quarl.policy import artifact
 from quarl.policy.graph import ActionHead
 from quarl.quant.spec import QuantSpec

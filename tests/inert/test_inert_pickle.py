@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quarl.errors import QuarlError
-from quarl.inert.budget import reading
 from quarl.inert.npz import read_npy, read_npz
 from quarl.inert.pickle import Inert, dtype_of, read_pickle
+from quarl.inert.reading_budget import reading
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 SCALARS = st.one_of(

@@ -18,7 +18,7 @@ from quarl.calibration import quantize
 from quarl.engines import litert
 from quarl.engines.onnx import write
 from quarl.errors import QuarlError
-from quarl.inert import budget
+from quarl.inert import reading_budget
 from quarl.latency import network_latency
 from quarl.policy import artifact
 from quarl.policy.layers import of_policy
@@ -477,8 +477,8 @@ def test_one_tensor_under_many_names_is_counted_as_often_as_it_is_read(monkeypat
     one = torch.zeros(4, 4)
     data = saved({f"w{number}": one for number in range(10)})
     assert len(torch_file.read_tensors(data, "m.pth")) == 10
-    monkeypatch.setattr(budget, "SPELT_OUT", 0)
-    monkeypatch.setattr(budget, "SMALL_COPIES", 9 * 64)
+    monkeypatch.setattr(reading_budget, "SPELT_OUT", 0)
+    monkeypatch.setattr(reading_budget, "SMALL_COPIES", 9 * 64)
     for read in (torch_file.read_tensors, torch_file.read_nested):
         with pytest.raises(QuarlError, match=r"m\.pth: it has more than 576 bytes to be made"):
             read(data, "m.pth")

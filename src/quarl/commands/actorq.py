@@ -26,7 +26,7 @@ from quarl.errors import is_quiet, printable
 from quarl.report import schema
 from quarl.rows import Row
 from quarl.runs.folder import RunFolder
-from quarl.runs.model import check_environment
+from quarl.runs.new_model import check_environment
 
 PLAN_STAGES = 3
 

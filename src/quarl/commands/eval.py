@@ -14,7 +14,7 @@ from quarl.config import EvalConfig
 from quarl.engines import Engine
 from quarl.errors import QuarlError
 from quarl.evaluation import evaluate
-from quarl.export import runtimes, verify
+from quarl.export import runtimes, verification
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import EXACT
 from quarl.readers.normalizer import sentence
@@ -60,7 +60,7 @@ def run(config: EvalConfig) -> None:
     if is_exported:
         if config.stochastic or "engine" in config.typed:
             raise QuarlError(f"{file} is played as it is, by its greedy actions: drop --engine and --stochastic")
-        policy, engine = verify.opened(file)
+        policy, engine = verification.opened(file)
     else:
         policy = model.read(config)
     policy, environment = model.at_home(policy, config)

@@ -10,7 +10,7 @@ from quarl.export import export, quantised
 from quarl.export.contract import meaning
 from quarl.export.equal import VerifyRow
 from quarl.export.targets import FILES
-from quarl.export.verify import judged
+from quarl.export.verification import judged
 from quarl.policy.graph import is_quantized
 from quarl.readers import find
 from quarl.readers.normalizer import outside, sentence

@@ -18,8 +18,8 @@ from quarl.envs.options import UNSAID, EnvironmentOptions, described
 from quarl.errors import MissingEnvironmentError, QuarlError, note
 from quarl.evaluation import Evaluation
 from quarl.files import write_bytes
-from quarl.inert.budget import reading
 from quarl.inert.npz import read_npy, read_npz
+from quarl.inert.reading_budget import reading
 from quarl.inert.zip import read_bytes
 from quarl.policy.graph import Policy
 from quarl.post_training.layer_bits import TRIED, AssignmentRow

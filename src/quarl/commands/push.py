@@ -14,7 +14,7 @@ from quarl.commands.eval import EvalRow
 from quarl.config import PushConfig
 from quarl.errors import QuarlError, printable
 from quarl.export.contract import CONTRACT, SUMS, sha256
-from quarl.export.verify import read_document, verify
+from quarl.export.verification import read_document, verify
 from quarl.files import staged, temporary_folder, write_bytes
 from quarl.post_training.measure import PtqRow
 from quarl.readers import hub

@@ -9,7 +9,7 @@ from quarl.commands import terminal
 from quarl.config import VerifyConfig
 from quarl.errors import QuarlError
 from quarl.export.equal import DIFFERS, VerifyRow
-from quarl.export.verify import verify
+from quarl.export.verification import verify
 from quarl.readers import find
 
 

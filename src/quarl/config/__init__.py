@@ -30,11 +30,11 @@ from quarl.config.environment import OPTIONS, EnvironmentConfig
 from quarl.config.export import ExportConfig, VerifyConfig
 from quarl.config.groups import ADVANCED, OUTPUT, QUANTISATION, shown
 from quarl.config.mixed_precision import MixedPrecisionConfig
-from quarl.config.model import ModelConfig
 from quarl.config.precisions import DistillConfig, PrecisionsConfig, PtqConfig
 from quarl.config.study import StudyConfig, StudyReportConfig, StudyRunConfig, StudyStatusConfig
 from quarl.config.sweep import SweepConfig
 from quarl.config.train import TrainConfig
+from quarl.config.trained_policy import ModelConfig
 from quarl.errors import QuarlError
 from quarl.quant.spec import QuantSpec
 

@@ -15,7 +15,7 @@ from quarl.config.base import ASIDE, MeteredConfig, Output, at_least_one, layer_
 from quarl.config.environment import EnvironmentConfig
 from quarl.config.groups import ADVANCED, ENVIRONMENT, QUANTISATION, TRAINING, shown
 from quarl.config.mixed_precision import MixedPrecisionConfig
-from quarl.config.model import check_paths
+from quarl.config.trained_policy import check_paths
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.quant.spec import Mode, QuantSpec
 

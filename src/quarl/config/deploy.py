@@ -12,7 +12,7 @@ from tyro.conf import Positional
 
 from quarl.config.base import Config
 from quarl.config.groups import OUTPUT, QUANTISATION, shown
-from quarl.config.model import NamedModel
+from quarl.config.trained_policy import NamedModel
 from quarl.errors import QuarlError
 from quarl.quant.spec import QuantSpec
 

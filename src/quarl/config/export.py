@@ -11,7 +11,7 @@ from tyro.conf import Positional
 
 from quarl.config.base import Config, EnvId, Flag, Output, at_least_one, check_margin
 from quarl.config.groups import QUANTISATION, shown
-from quarl.config.model import ModelConfig
+from quarl.config.trained_policy import ModelConfig
 from quarl.errors import QuarlError
 from quarl.quant.spec import Mode, QuantSpec
 

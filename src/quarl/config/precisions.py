@@ -21,7 +21,7 @@ from quarl.config.base import (
 )
 from quarl.config.environment import OPTIONS
 from quarl.config.groups import ADVANCED, QUANTISATION, TRAINING, shown
-from quarl.config.model import ModelConfig
+from quarl.config.trained_policy import ModelConfig
 from quarl.errors import QuarlError
 from quarl.quant.spec import EDGES, Mode, QuantSpec
 

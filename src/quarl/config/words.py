@@ -17,7 +17,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from quarl.config import VERBS, Config
 from quarl.config.base import summary
-from quarl.config.options import manual, overview
+from quarl.config.manual import manual, overview
 from quarl.errors import QuarlError, did_you_mean
 
 DESCRIPTION = """What low precision costs and gains in reinforcement learning.

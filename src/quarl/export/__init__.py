@@ -15,7 +15,7 @@ from quarl.calibration import quantize, regridded
 from quarl.envs.environment import Environment, in_environment
 from quarl.errors import MissingEnvironmentError, QuarlError, UnsupportedError, note
 from quarl.evaluation import check_recorded, record
-from quarl.export import contract, golden, targets, verify
+from quarl.export import contract, golden, targets, verification
 from quarl.export.contract import CONTRACT, GOLDEN, POLICY, SUMS, sha256
 from quarl.export.readme import readme
 from quarl.export.targets import FILES, STATIC, TARGETS
@@ -126,7 +126,7 @@ def export(
         for name, content in files.items():
             write_bytes(contract.sealed(content), folder / name)
         full["footprint"] = _footprint(policy, target, folder / FILES[target])
-        full["verified"] = verify.verified(policy, target, vectors, folder / FILES[target])
+        full["verified"] = verification.verified(policy, target, vectors, folder / FILES[target])
         artifact.write(policy, folder / POLICY)
         write_bytes(vectors.to_bytes(), folder / GOLDEN)
         write_bytes((json.dumps(full, indent=1, default=artifact.plain) + "\n").encode(), folder / CONTRACT)
@@ -156,7 +156,7 @@ def _refuse_files_of_others(directory: Path, target: str, source: Mapping[str, s
                 f"{path} was not written by quarl export, or was edited since: move it, or choose another -o"
             )
     if CONTRACT in known and (directory / CONTRACT).is_file():
-        there = verify.read_document(directory / CONTRACT)
+        there = verification.read_document(directory / CONTRACT)
         if there.get("target") != target or source["sha256"] not in str(there.get("source")):
             raise QuarlError(
                 f"{directory} holds an export of another policy, or for another target: choose another -o, or remove it"

@@ -18,7 +18,7 @@ from quarl import __version__
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.export.numbers import bounds, observed
 from quarl.export.targets import TARGETS
-from quarl.inert.budget import read_json
+from quarl.inert.reading_budget import read_json
 from quarl.policy.artifact import plain, provenance_from_json, provenance_to_json
 from quarl.policy.container import raw
 from quarl.policy.graph import ActionHead, QuantizedPolicy, macs

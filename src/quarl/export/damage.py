@@ -8,7 +8,7 @@ from quarl.errors import QuarlError
 from quarl.export import contract, golden, targets
 from quarl.export.contract import CONTRACT, GOLDEN, POLICY, SUMS
 from quarl.export.readme import readme
-from quarl.inert.budget import read_json
+from quarl.inert.reading_budget import read_json
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
 

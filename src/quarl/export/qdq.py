@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.engines.onnx import elementwise
-from quarl.engines.onnx.graph import Translation, refuse
+from quarl.engines.onnx import weightless
+from quarl.engines.onnx.translation import Translation, refuse
 from quarl.engines.sums import requantisation, unit
 from quarl.errors import UnsupportedError
 from quarl.policy import operators
@@ -61,7 +61,7 @@ class _Pairs(Translation):
         return product if self._rectified(op, grid) else self.on(product, grid)
 
     def activation(self, op: operators.Activation) -> str:
-        value = elementwise.activation(self.file, op, self.real(op.inputs[0]))
+        value = weightless.activation(self.file, op, self.real(op.inputs[0]))
         grid = self.policy.grids.get(op.name)
         return value if grid is None or op.inputs[0] not in self.policy.grids else self.on(value, grid)
 

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from quarl.errors import QuarlError
-from quarl.inert.budget import current
 from quarl.inert.objects import Inert, Malformed, Speller, dtype_of, key
+from quarl.inert.reading_budget import current
 
 __all__ = ["Inert", "dtype_of", "read_pickle"]
 

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from quarl.errors import QuarlError, first_line
-from quarl.inert.budget import MAX_BYTES, current
+from quarl.inert.reading_budget import MAX_BYTES, current
 
 MAX_MEMBERS = 4096
 """A PyTorch archive has one member per tensor; a Stable-Baselines3 zip has about six."""

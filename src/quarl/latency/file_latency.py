@@ -11,7 +11,7 @@ from typing import NamedTuple
 from quarl.arrays import Array
 from quarl.calibration import Calibrated, quantize
 from quarl.engines import FORMATS
-from quarl.export import verify
+from quarl.export import verification
 from quarl.export.runtimes import RUNTIMES, for_file
 from quarl.files import write_bytes
 from quarl.latency.memory import File, bytes_added
@@ -64,7 +64,7 @@ def written(policies: Sequence[QuantizedPolicy], name: str, runtimes: Sequence[s
 
 def exported(path: Path, runtimes: Sequence[str]) -> list[Named]:
     """An exported file in those of the runtimes that are for its kind, or in the first that is."""
-    policy, fitting = verify.opened(path)[0], for_file(path)
+    policy, fitting = verification.opened(path)[0], for_file(path)
     return [Named(str(path), policy, File(path, each)) for each in fitting if each in runtimes or each == fitting[0]]
 
 

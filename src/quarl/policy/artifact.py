@@ -21,7 +21,7 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.errors import QuarlError, first_line
 from quarl.files import write_parts
-from quarl.inert.budget import reading
+from quarl.inert.reading_budget import reading
 from quarl.inert.zip import read_bytes
 from quarl.policy.container import DTYPES, Bytes, digest, parse, pieces, sealed, unsealed
 from quarl.policy.graph import ActionHead, ActivationGrid, Policy, Provenance, QuantizedPolicy, ungridded

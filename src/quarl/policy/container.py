@@ -18,7 +18,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError
-from quarl.inert.budget import read_json
+from quarl.inert.reading_budget import read_json
 
 Bytes = bytes | bytearray | memoryview
 TYPES = {

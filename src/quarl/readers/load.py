@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from quarl.errors import QuarlError, detail
-from quarl.inert.budget import reading
+from quarl.inert.reading_budget import reading
 from quarl.inert.zip import Opened
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy

@@ -17,10 +17,10 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.inert.budget import read_json
 from quarl.inert.npz import read_npz
 from quarl.inert.objects import Inert
 from quarl.inert.pickle import read_base64, read_pickle
+from quarl.inert.reading_budget import read_json
 from quarl.inert.zip import Opened
 from quarl.policy.graph import Policy, Provenance, shapes
 from quarl.policy.inputs import Input

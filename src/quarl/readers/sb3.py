@@ -14,9 +14,9 @@ from typing import Any
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.inert.budget import read_json
 from quarl.inert.objects import Inert
 from quarl.inert.pickle import read_base64
+from quarl.inert.reading_budget import read_json
 from quarl.inert.zip import Opened
 from quarl.policy.graph import Policy, Provenance
 from quarl.policy.operators import Dense

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from quarl.errors import QuarlError
-from quarl.inert.budget import read_json
 from quarl.inert.pickle import read_pickle
+from quarl.inert.reading_budget import read_json
 from quarl.inert.zip import Opened
 from quarl.readers.normalizer import read_vecnormalize
 from quarl.readers.plain_spaces import Box, Dict, from_blob, from_inert

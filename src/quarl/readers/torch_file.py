@@ -12,9 +12,9 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.inert.budget import current, reading
 from quarl.inert.objects import MAX_DIMENSIONS, Inert, Malformed
 from quarl.inert.pickle import PERSISTENT, interpret
+from quarl.inert.reading_budget import current, reading
 from quarl.inert.zip import MAX_MEMBERS, unpack
 from quarl.policy.container import LENGTH_BYTES, Bytes
 

@@ -32,7 +32,7 @@ from quarl.runs.checkpointer import AgentCheckpointer
 from quarl.runs.evaluator import BestEvaluator
 from quarl.runs.folder import RunFolder
 from quarl.runs.hyperparameters import RunOptions
-from quarl.runs.model import build, check_spaces, make_environments
+from quarl.runs.new_model import build, check_spaces, make_environments
 from quarl.runs.outcome import Ended, TrainRow
 from quarl.runs.tracking import make_logger
 

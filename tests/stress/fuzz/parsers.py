@@ -21,7 +21,7 @@ from quarl.errors import UnsupportedError
 from quarl.export import c, contract, golden
 from quarl.inert import npz, pickle
 from quarl.inert import zip as container
-from quarl.inert.budget import read_json, reading
+from quarl.inert.reading_budget import read_json, reading
 from quarl.inspection import LayerRow, inspect, whole
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy

@@ -10,8 +10,8 @@ import numpy as np
 from ai_edge_litert.interpreter import Interpreter
 
 from quarl.arrays import Array
-from quarl.engines.litert.file import Model, Operator
-from quarl.engines.litert.graph import Lowering, write
+from quarl.engines.litert.flatbuffer import Model, Operator
+from quarl.engines.litert.subgraph import Lowering, write
 from quarl.errors import QuarlError
 from quarl.policy.graph import QuantizedPolicy
 from quarl.processes.muted import muted

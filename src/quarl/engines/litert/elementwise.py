@@ -14,7 +14,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from quarl.arrays import Array
-from quarl.engines.litert.file import Model, Operator
+from quarl.engines.litert.flatbuffer import Model, Operator
 from quarl.engines.numpy_operators import norm_constants
 from quarl.policy import formulas
 from quarl.policy.graph import ActionHead, ActivationGrid

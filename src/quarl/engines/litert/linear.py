@@ -15,7 +15,7 @@ from ai_edge_litert import schema_py_generated as schema
 
 from quarl.arrays import Array
 from quarl.engines.litert.elementwise import binary, centred, reshape, rounded, transpose
-from quarl.engines.litert.file import Model, Operator
+from quarl.engines.litert.flatbuffer import Model, Operator
 from quarl.engines.sums import INT32, LARGEST_DISTANCE, check_int32, fits, in_floats, requantisation, symmetric, unit
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import ActivationGrid

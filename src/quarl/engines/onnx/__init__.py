@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 
 from quarl.arrays import Array
-from quarl.engines.onnx.graph import OUTPUT, write
+from quarl.engines.onnx.translation import OUTPUT, write
 from quarl.errors import QuarlError
 from quarl.policy.graph import QuantizedPolicy, shapes
 from quarl.policy.operators import OBSERVATION

@@ -17,7 +17,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError
-from quarl.inert.budget import MAX_NUMBERS
+from quarl.inert.reading_budget import MAX_NUMBERS
 
 HEADER = """#ifndef POLICY_H
 #define POLICY_H

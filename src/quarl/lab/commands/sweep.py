@@ -28,7 +28,7 @@ from quarl.readers.load import read
 from quarl.removed import REMOVED
 from quarl.report import schema
 from quarl.runs.hyperparameters import interpret
-from quarl.runs.model import check_environment
+from quarl.runs.new_model import check_environment
 from quarl.runs.train import Training
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError, extras, first_line, printable
-from quarl.inert.budget import reading
+from quarl.inert.reading_budget import reading
 from quarl.inert.zip import MAX_MEMBERS, Opened
 from quarl.policy import artifact
 from quarl.policy.layers import LayerWeights

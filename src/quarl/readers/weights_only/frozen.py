@@ -16,8 +16,8 @@ import ml_dtypes
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.inert.budget import current
 from quarl.inert.objects import Malformed
+from quarl.inert.reading_budget import current
 from quarl.policy.layers import LayerWeights
 from quarl.readers.weights_only import named_tensors
 

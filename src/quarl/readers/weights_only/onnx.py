@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError
-from quarl.inert.budget import current
+from quarl.inert.reading_budget import current
 from quarl.inert.zip import escapes, read_bytes
 from quarl.policy.layers import LayerWeights
 from quarl.readers.weights_only import named_tensors

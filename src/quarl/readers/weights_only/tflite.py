@@ -17,8 +17,8 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from quarl.arrays import Array
-from quarl.inert.budget import current
 from quarl.inert.objects import Malformed
+from quarl.inert.reading_budget import current
 from quarl.policy.layers import LayerWeights
 from quarl.quant.packing import packed_size, unpack
 from quarl.readers.weights_only import named_tensors

@@ -15,7 +15,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.engines.litert import elementwise
-from quarl.engines.litert.file import Model, Operator
+from quarl.engines.litert.flatbuffer import Model, Operator
 from quarl.engines.litert.linear import dynamic, floating, hidden, last, turned, wide, wider_than_a_pixel, with_weight
 from quarl.engines.lookup_tables import steady_scale, table
 from quarl.engines.numpy_operators import averages_codes, norms_codes

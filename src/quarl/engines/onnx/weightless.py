@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from quarl.engines.numpy_operators import norm_constants
-from quarl.engines.onnx.file import File
+from quarl.engines.onnx.model_file import File
 from quarl.policy import formulas
 from quarl.policy.graph import ActionHead, ActivationGrid
 from quarl.policy.operators import LEAKY_SLOPE, Activation, LayerNorm, Normalize, Pool2d, Softmax

@@ -17,9 +17,9 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.engines.lookup_tables import table
 from quarl.engines.numpy_operators import averages_codes, norms_codes
-from quarl.engines.onnx import elementwise
-from quarl.engines.onnx.elementwise import SHIFT, Rows
-from quarl.engines.onnx.file import File
+from quarl.engines.onnx import weightless
+from quarl.engines.onnx.model_file import File
+from quarl.engines.onnx.weightless import SHIFT, Rows
 from quarl.engines.sums import check_bits, check_int32, fits, requantisation, symmetric, unit
 from quarl.errors import UnsupportedError
 from quarl.policy import operators
@@ -102,7 +102,7 @@ class Translation:
         shape, width = (batch + list(self.shapes[name]) for name in (OBSERVATION, self.policy.output))
         output, head = self.real(self.policy.output), self.policy.head
         if acts and not head.is_discrete:
-            output, width = elementwise.action(self.file, head, output), [*batch, head.low.size]
+            output, width = weightless.action(self.file, head, output), [*batch, head.low.size]
         return self.file.serialize(OBSERVATION, dtype, shape, OUTPUT, output, width)
 
     def real(self, name: str) -> str:
@@ -158,17 +158,17 @@ class Translation:
         source = op.inputs[0]
         if x not in self.rows:
             rank, positive = len(self.shapes[source]), source in self.not_negative
-            self.rows[x] = elementwise.quantized_rows(file, x, rank, self.batch, positive=positive)
+            self.rows[x] = weightless.quantized_rows(file, x, rank, self.batch, positive=positive)
         rows, rank = self.rows[x], len(self.shapes[op.name])
         if self.batch == 1 or not rows.zero_point:
             accumulator = self.products(op, weight, rows.codes, rows.zero_point)
         else:
             # ONNX Runtime takes one zero point for all rows: each row's share is subtracted afterwards.
             sums = weight.codes.reshape(len(op.bias), -1).sum(axis=1, dtype=np.int32)
-            zero_points = elementwise.down_rows(file, file.cast(rows.zero_point, np.int32), rank, self.batch)
+            zero_points = weightless.down_rows(file, file.cast(rows.zero_point, np.int32), rank, self.batch)
             share = file.node("Mul", zero_points, file.constant(_channels(op, sums), f"{op.name}.sums"))
             accumulator = file.node("Sub", self.products(op, weight, rows.codes, ""), share)
-        scale = elementwise.down_rows(file, rows.scale, rank, self.batch)
+        scale = weightless.down_rows(file, rows.scale, rank, self.batch)
         product = file.node("Mul", file.cast(accumulator, np.float32), scale)
         # In float64, where the product is exact: the kernels that this must equal multiply and add in one step.
         factor = file.cast(file.constant(_channels(op, weight.scale), f"{op.name}.scale"), np.float64)
@@ -237,10 +237,10 @@ class Translation:
     def activation(self, op: operators.Activation) -> str | Codes:
         first, grid = self.values[op.inputs[0]], self.policy.grids.get(op.name)
         if grid is None or op.inputs[0] not in self.policy.grids:
-            return elementwise.activation(self.file, op, self.real(op.inputs[0]))
+            return weightless.activation(self.file, op, self.real(op.inputs[0]))
         if grid.bits <= 8 and isinstance(first, Codes):
             return self.tabled(op, first, grid)
-        real = elementwise.activation(self.file, op, self.real(op.inputs[0]))
+        real = weightless.activation(self.file, op, self.real(op.inputs[0]))
         if grid.bits <= 8:
             return self.quantized(real, grid)
         return self.file.node("Mul", self.counted(real, grid), self.file.number(grid.scale))
@@ -248,11 +248,11 @@ class Translation:
     def pool(self, op: operators.Pool2d) -> str | Codes:
         first, channels = self.values[op.inputs[0]], self.shapes[op.name][0]
         if isinstance(first, Codes) and op.kind == "max":
-            return Codes(elementwise.pool(self.file, op, first.tensor, channels), first.grid)
+            return Codes(weightless.pool(self.file, op, first.tensor, channels), first.grid)
         if not averages_codes(op, self.policy.grids):
-            return elementwise.pool(self.file, op, self.real(op.inputs[0]), channels)
+            return weightless.pool(self.file, op, self.real(op.inputs[0]), channels)
         grid = self.policy.grids[op.inputs[0]]
-        sums = elementwise.pool(self.file, op, self.integers(op.inputs[0], grid), channels)
+        sums = weightless.pool(self.file, op, self.integers(op.inputs[0], grid), channels)
         return self.file.node("Mul", sums, self.file.number(grid.scale))
 
     def integers(self, name: str, grid: ActivationGrid) -> str:
@@ -262,9 +262,9 @@ class Translation:
 
     def layer_norm(self, op: operators.LayerNorm) -> str:
         if not norms_codes(op, self.policy.grids):
-            return elementwise.layer_norm(self.file, op, self.real(op.inputs[0]))
+            return weightless.layer_norm(self.file, op, self.real(op.inputs[0]))
         grid = self.policy.grids[op.inputs[0]]
-        return elementwise.layer_norm_of_codes(self.file, op, self.integers(op.inputs[0], grid), grid)
+        return weightless.layer_norm_of_codes(self.file, op, self.integers(op.inputs[0], grid), grid)
 
     def flatten(self, op: operators.Flatten) -> str | Codes:
         first = self.values[op.inputs[0]]
@@ -296,10 +296,10 @@ LOWERINGS: Mapping[type[Op], Callable[[Translation, Any], str | Codes]] = {
     operators.Dense: lambda into, op: into.linear(op),
     operators.Conv2d: lambda into, op: into.linear(op),
     operators.Activation: lambda into, op: into.activation(op),
-    operators.Softmax: lambda into, op: elementwise.softmax(into.file, op, into.real(op.inputs[0])),
+    operators.Softmax: lambda into, op: weightless.softmax(into.file, op, into.real(op.inputs[0])),
     operators.Pool2d: Translation.pool,
     operators.LayerNorm: Translation.layer_norm,
-    operators.Normalize: lambda into, op: elementwise.normalize(into.file, op, into.real(op.inputs[0])),
+    operators.Normalize: lambda into, op: weightless.normalize(into.file, op, into.real(op.inputs[0])),
     operators.Scale: Translation.scale,
     operators.Flatten: Translation.flatten,
     operators.Slice: Translation.slice,

@@ -24,7 +24,7 @@ from quarl.export.damage import place
 from quarl.export.equal import TIGHT, VerifyRow, held
 from quarl.export.golden import Golden
 from quarl.export.runtimes import Runtime
-from quarl.inert.budget import read_json, reading
+from quarl.inert.reading_budget import read_json, reading
 from quarl.inert.zip import read_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
