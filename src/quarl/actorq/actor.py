@@ -162,19 +162,11 @@ class ActorLoop(roles.Actor):
                 outputs = self.engine.run(environments.observations)
                 acted = now()
                 actions, stored = self.explorer.act(outputs, epsilon)
-            # many environments: all of them step, and what comes of it is sent at once
+            # many environments: all of them step, and their rows are sent at once
             if block is not None:
-                rows, ended, stepped_s = block.step(actions, stored, version)
+                stepped_s, sent_s = self._step_block(block, actions, stored, version)
                 environment_s += stepped_s
-                started = now()
-                self.channel.send_rows(rows)
-                self.steps += len(rows)
-                cells[STEPS] = self.steps
-                sent = now()
-                insert_s += sent - started
-                for k in ended:
-                    environments.reset(k)
-                environment_s += now() - sent
+                insert_s += sent_s
             for k in range(self.num_envs if block is None else 0):
                 # step the environment; one that raises is made anew, and what it did has no end in replay
                 started = now()
@@ -215,6 +207,18 @@ class ActorLoop(roles.Actor):
         cells[Actor.INFERENCE_S] += inference_s
         cells[Actor.ENVIRONMENT_S] += environment_s
         cells[Actor.INSERT_S] += insert_s
+
+    def _step_block(self, block: Block, actions: Array, stored: Array, version: int) -> tuple[float, float]:
+        """Step all environments, send their rows and reset those that ended; return the seconds of both."""
+        rows, ended, stepped_s = block.step(actions, stored, version)
+        started = time.monotonic()
+        self.channel.send_rows(rows)
+        self.steps += len(rows)
+        self.cells[STEPS] = self.steps
+        sent = time.monotonic()
+        for k in ended:
+            self.environments.reset(k)
+        return stepped_s + time.monotonic() - sent, sent - started
 
     def _nap(self, column: Actor | None) -> None:
         """Waits a moment and books it in `column`.

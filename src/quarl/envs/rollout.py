@@ -76,24 +76,72 @@ class Play:
 
 
 def play(setting: Play, run: Callable[[Array], Array], episodes: Iterable[int]) -> Generator[Episode]:
-    """Plays the episodes (indices k) and yields each as it ends, which need not be in order.
+    """Play the episodes and yield each as it ends, which need not be in order.
 
-    run: observations [batch, *shape] in the policy's dtype -> outputs [batch, n], each row independent of the others.
+    Args:
+        setting: Who plays, where, and from which seeds.
+        run: Observations [batch, *shape] in the policy's dtype -> outputs [batch, n], each row independent of the
+            others.
+        episodes: Indices k of the episodes.
+
+    Yields:
+        The finished episodes.
+
+    Raises:
+        QuarlError: The environment raises, cannot be made, returns other observations than the policy reads, or an
+            episode does not end.
     """
-    policy, batch, stream, seed, record = setting.policy, setting.batch, setting.stream, setting.seed, setting.record
-    pending: Iterator[int] = iter(episodes)
-    observations = np.zeros((batch, *policy.observation_shape), policy.observation_dtype)
-    numbers = observations.reshape(-1) if observations.dtype.kind == "f" else None
-    slots: list[_Slot] = []
-    live: list[_Slot] = []
-    generators = [action_generator(stream, seed, 0)] * batch if setting.stochastic else None
-    head, masked = policy.head, is_masked(policy)
-    tick = 0
+    slots = _Slots(setting, episodes)
+    try:
+        slots.open()
+        while slots.live:
+            slots.keep()
+            # one call of the network: a new array each time, whose rows environments may keep and change
+            for ended in slots.step(run(slots.observations)):
+                yield slots.episode(*ended)
+                # a slot whose episode has ended takes the next one, if there is one
+                if not slots.begin(ended[0]):
+                    slots.live.remove(ended[0])
+    finally:
+        slots.close()
 
-    def begin(slot: _Slot) -> bool:
-        """Puts the next episode into the slot; False when there is none left."""
-        nonlocal head
-        index = next(pending, None)
+
+class _Slots:
+    """Episodes side by side, each in the slot of its row."""
+
+    def __init__(self, setting: Play, episodes: Iterable[int]) -> None:
+        self.setting, policy = setting, setting.policy
+        self.pending: Iterator[int] = iter(episodes)
+        self.observations = np.zeros((setting.batch, *policy.observation_shape), policy.observation_dtype)
+        self._numbers = self.observations.reshape(-1) if self.observations.dtype.kind == "f" else None
+        self._all: list[_Slot] = []
+        self.live: list[_Slot] = []
+        seed = setting.stream, setting.seed, 0
+        self._generators = [action_generator(*seed)] * setting.batch if setting.stochastic else None
+        self._head, self._masked = policy.head, is_masked(policy)
+        self._tick = 0
+
+    def open(self) -> None:
+        """Begin an episode in each slot, in fewer if no more environments can be made."""
+        for row in range(1 if self.setting.alone else self.setting.batch):
+            self._all.append(slot := _Slot(row))
+            try:
+                if not self.begin(slot):
+                    return
+            except QuarlError as error:
+                if not self.live:
+                    raise
+                # of some environments only so many may live; an episode is the same whatever plays beside it
+                num = len(self.live)
+                note_once(f"episodes are played {num} at a time, for no more environments can be made ({error})")
+                self.pending = itertools.chain([slot.index], self.pending)
+                return
+            self.live.append(slot)
+
+    def begin(self, slot: _Slot) -> bool:
+        """Put the next episode into the slot; return False if there is none left."""
+        setting = self.setting
+        index = next(self.pending, None)
         if index is None:
             return False
         slot.index = index
@@ -101,84 +149,73 @@ def play(setting: Play, run: Callable[[Array], Array], episodes: Iterable[int]) 
             slot.close()
             slot.env = setting.make()
             slot.step = slot.env.step
-            slot.masks = masks_of(policy, slot.env)
-            head = head_in(policy.head, slot.env.action_space)
-        slot.total, slot.start, slot.trace = 0.0, tick, []
-        slot.seed = episode_seed(stream, seed, index)
+            slot.masks = masks_of(setting.policy, slot.env)
+            self._head = head_in(setting.policy.head, slot.env.action_space)
+        slot.total, slot.start, slot.trace = 0.0, self._tick, []
+        slot.seed = episode_seed(setting.stream, setting.seed, index)
         try:
-            take(slot.row, slot.env.reset(seed=slot.seed)[0])
+            self._take(slot.row, slot.env.reset(seed=slot.seed)[0])
         except RAISED as error:
             raise broken(slot.env, error) from error
-        if generators is not None:
-            generators[slot.row] = action_generator(stream, seed, index)
+        if self._generators is not None:
+            self._generators[slot.row] = action_generator(setting.stream, setting.seed, index)
         return True
 
-    def take(row: int, observation: Any, *, last: bool = False) -> None:
-        check_observation(observation, policy.observation_shape, observations.dtype, last=last)
-        observations[row] = observation
+    def _take(self, row: int, observation: Any, *, last: bool = False) -> None:
+        check_observation(observation, self.setting.policy.observation_shape, self.observations.dtype, last=last)
+        self.observations[row] = observation
 
-    try:
-        for row in range(1 if setting.alone else batch):
-            slots.append(_Slot(row))
-            try:
-                if not begin(slots[-1]):
-                    break
-            except QuarlError as error:
-                if not live:
-                    raise
-                # of some environments only so many may live; an episode is the same whatever plays beside it
-                note_once(f"episodes are played {len(live)} at a time, for no more environments can be made ({error})")
-                pending = itertools.chain([slots[-1].index], pending)
-                break
-            live.append(slots[-1])
-        while live:
-            # what the policy is about to act on is kept, and has to be finite
-            if record:
-                for slot in live:
-                    if (tick - slot.start) % record == 0:
-                        slot.trace.append(observations[slot.row].copy())
-            if numbers is not None and not math.isfinite(numbers.dot(numbers)):
-                _check_finite(live, observations)
-            # one call of the network: a new array each time, whose rows environments may keep and change
-            outputs = run(observations)
-            for slot in live if masked else ():
-                if slot.masks is not None:
-                    outputs[slot.row] = allowed_in(slot.env, slot.masks, outputs[slot.row])
-            actions = head(outputs, generators)
-            tick += 1
-            # one step of each environment
-            ended: list[tuple[_Slot, bool, bool | None]] = []
-            slot = live[0]
-            try:
-                for slot in live:
-                    row = slot.row
-                    observation, reward, terminated, truncated, info = slot.step(actions[row])
-                    slot.total += float(reward)  # which some environments give in float32
-                    observations[row] = observation
-                    if terminated or truncated:
-                        take(row, observation, last=True)
-                        success = info.get("is_success")
-                        ended.append((slot, bool(terminated), None if success is None else bool(success)))
-            except RAISED as error:
-                raise broken(slot.env, error, UNMASKED if masked and slot.masks is None else MEND) from error
-            if tick % LOOK == 0:
-                _look(max(tick - slot.start for slot in live), live[0].env, setting.bound or LONGEST)
-            # a slot whose episode has ended takes the next one, where there is one
-            for slot, terminated, success in ended:
-                yield Episode(
-                    index=slot.index,
-                    seed=slot.seed,
-                    total=float(slot.total),
-                    length=tick - slot.start,
-                    terminated=terminated,
-                    success=success,
-                    last_observation=observations[slot.row].copy(),
-                    observations=np.stack(slot.trace) if record else None,
-                )
-                if not begin(slot):
-                    live.remove(slot)
-    finally:
-        for slot in slots:
+    def keep(self) -> None:
+        """Record the observations on which the policy is about to act, which have to be finite."""
+        if record := self.setting.record:
+            for slot in self.live:
+                if (self._tick - slot.start) % record == 0:
+                    slot.trace.append(self.observations[slot.row].copy())
+        if self._numbers is not None and not math.isfinite(self._numbers.dot(self._numbers)):
+            _check_finite(self.live, self.observations)
+
+    def step(self, outputs: Array) -> list[tuple[_Slot, bool, bool | None]]:
+        """Step each environment by the network's outputs; return slots that ended, with `terminated` and `success`."""
+        live, observations, masked = self.live, self.observations, self._masked
+        for slot in live if masked else ():
+            if slot.masks is not None:
+                outputs[slot.row] = allowed_in(slot.env, slot.masks, outputs[slot.row])
+        actions = self._head(outputs, self._generators)
+        self._tick += 1
+        ended: list[tuple[_Slot, bool, bool | None]] = []
+        slot = live[0]
+        try:
+            for slot in live:
+                row = slot.row
+                observation, reward, terminated, truncated, info = slot.step(actions[row])
+                slot.total += float(reward)  # which some environments give in float32
+                observations[row] = observation
+                if terminated or truncated:
+                    self._take(row, observation, last=True)
+                    success = info.get("is_success")
+                    ended.append((slot, bool(terminated), None if success is None else bool(success)))
+        except RAISED as error:
+            raise broken(slot.env, error, UNMASKED if masked and slot.masks is None else MEND) from error
+        if self._tick % LOOK == 0:
+            _look(max(self._tick - slot.start for slot in live), live[0].env, self.setting.bound or LONGEST)
+        return ended
+
+    def episode(self, slot: _Slot, terminated: bool, success: bool | None) -> Episode:
+        """Return the episode that ended in the slot."""
+        return Episode(
+            index=slot.index,
+            seed=slot.seed,
+            total=float(slot.total),
+            length=self._tick - slot.start,
+            terminated=terminated,
+            success=success,
+            last_observation=self.observations[slot.row].copy(),
+            observations=np.stack(slot.trace) if self.setting.record else None,
+        )
+
+    def close(self) -> None:
+        """Close all environments."""
+        for slot in self._all:
             slot.close()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -124,11 +124,7 @@ def verify(
         if edited:
             yield f"left out: whether {path.name} is what quarl export writes (--edited runs it as it is)"
         else:
-            try:
-                yield VerifyRow(check="sources", count=_check_files(folder, full, policy, vectors), result="equal")
-                regenerated = True
-            except MissingPackageError as error:
-                yield f"left out: whether {path.name} is what quarl export writes ({error})"
+            regenerated = yield from _regenerated(path, full, policy, vectors)
     home = in_environment(exported, env_id)[1]
     if home is None:
         yield "left out for want of an environment: rollout and return; name one with --env"
@@ -167,6 +163,18 @@ def verify(
             f"{path} was neither run nor compared with what quarl export writes: verify its folder, install a runtime "
             f"({', '.join(runtimes.for_file(path))}), or name an environment with --env"
         )
+
+
+def _regenerated(
+    path: Path, full: dict[str, Any], policy: QuantizedPolicy, vectors: Golden
+) -> Generator[VerifyRow | str, None, bool]:
+    """Yield the row of files that equal what `quarl export` writes; return whether they could be written again."""
+    try:
+        yield VerifyRow(check="sources", count=_check_files(path.parent, full, policy, vectors), result="equal")
+    except MissingPackageError as error:
+        yield f"left out: whether {path.name} is what quarl export writes ({error})"
+        return False
+    return True
 
 
 def _return(policy: QuantizedPolicy, engine: Any, episodes: int, seed: int, home: Environment) -> Array:

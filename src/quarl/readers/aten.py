@@ -175,3 +175,13 @@ def refusal(node: torch.fx.Node, why: str) -> UnsupportedError:
     cls = cls if isinstance(cls, str) else getattr(cls, "__name__", "")
     place = f"module {path!r} ({cls.rpartition('.')[2]})" if path else "the module's own code"
     return UnsupportedError(f"{place} calls {node.target}: {why}")
+
+
+def check_overwrites(node: torch.fx.Node) -> None:
+    """Refuse an in-place operator whose input, or the value which that is a view of, is read again."""
+    overwritten = node.args[0]
+    while isinstance(overwritten, torch.fx.Node):
+        if len(overwritten.users) > 1:
+            raise refusal(node, "it overwrites a value that is read elsewhere; use inplace=False")
+        view = kind(overwritten) in RESHAPES | PASSING | CASTS | PARTS
+        overwritten = overwritten.args[0] if view else None

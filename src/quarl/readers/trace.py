@@ -128,7 +128,7 @@ class _Translation:
             if not isinstance(value, torch.Tensor) or value.ndim < 1 or value.shape[0] != BATCH:
                 raise aten.refusal(node, aten.instead(kind, "its result is not one row per observation"))
         if kind.endswith("_"):
-            self.check_overwrites(node)
+            aten.check_overwrites(node)
             kind = kind[:-1]
         self.values[node.name] = self.translate(node, kind)
 
@@ -436,15 +436,6 @@ class _Translation:
             return np.asarray(np.broadcast_to(numbers, (1, *shape))[0])
         except ValueError:
             raise aten.refusal(node, "its constant is of another shape than the value") from None
-
-    def check_overwrites(self, node: torch.fx.Node) -> None:
-        """Refuses to follow an in-place operator whose input, or what that is a view of, is read again."""
-        overwritten = node.args[0]
-        while isinstance(overwritten, torch.fx.Node):
-            if len(overwritten.users) > 1:
-                raise aten.refusal(node, "it overwrites a value that is read elsewhere; use inplace=False")
-            view = aten.kind(overwritten) in aten.RESHAPES | aten.PASSING | aten.CASTS | aten.PARTS
-            overwritten = overwritten.args[0] if view else None
 
 
 def _call(layer: Layer) -> tuple[Any, ...]:
