@@ -1,1 +1,1 @@
-"""ActorQ: a full-precision learner, quantised actor processes, and a publisher between them."""
+"""ActorQ: a full-precision learner, quantized actor processes, and a publisher between them."""

@@ -265,7 +265,7 @@ class ActorLoop(roles.Actor):
         return True
 
     def _load(self, data: Array) -> tuple[ActionHead, engines.Engine, float, float]:
-        """What acts by a published artefact, and the seconds of unpacking it and of loading it."""
+        """What acts by a published artifact, and the seconds of unpacking it and of loading it."""
         start = time.perf_counter()
         # torch's tensors are views of the bytes, which are others' soon; LiteRT packs weights in its own way. Checksums
         # of 8 MB take as long as all the rest.

@@ -2,7 +2,7 @@
 
 Three slots and a sequence number each (a seqlock): the writer never waits, a reader that is overtaken takes the newer
 one, and neither can be blocked by the death of the other. An odd sequence number marks a slot that is being written.
-Stores become visible in program order on x86-64; elsewhere a torn artefact is caught by its sha256.
+Stores become visible in program order on x86-64; elsewhere a torn artifact is caught by its sha256.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from quarl.arrays import Array
 
 LEARNER_BOARD, ACTOR_BOARD = "float", "packed"
 ARTEFACT_SLACK = 2**20
-"""Bytes that an artefact may have beyond its float32 weights: names, scales, zero points."""
+"""Bytes that an artifact may have beyond its float32 weights: names, scales, zero points."""
 _STRIDE = LINE // 8
 
 

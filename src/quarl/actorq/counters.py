@@ -96,7 +96,7 @@ class Publisher(_Column):
     VERSION = auto()
     PUBLISHED = auto()
     REFUSED = auto()
-    """Snapshots with NaN or infinity, which were not quantised."""
+    """Snapshots with NaN or infinity, which were not quantized."""
     REFUSED_VERSION = auto()
     """Of the last one of them."""
     PULL_S = auto()

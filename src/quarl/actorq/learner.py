@@ -93,7 +93,7 @@ class LearnerLoop(roles.Learner):
         self.paused_s = 0.0
 
     def conclude(self) -> None:
-        """What is kept of the run; refused where fake quantisation was asked for and never acted."""
+        """What is kept of the run; refused where fake quantization was asked for and never acted."""
         self._push()
         self._save(last=True)
         self.model.dump_logs()

@@ -37,7 +37,7 @@ class LearnerCheckpointer(Checkpointer):
         self.rate_factor = 1.0
         """What the learning rate of the configuration is multiplied by."""
         self.float_updates = 0
-        """Updates before fake quantisation began to act."""
+        """Updates before fake quantization began to act."""
 
     def save(self, clock_s: float, *, last: bool = False, **state: Any) -> bool:
         """Write a checkpoint as `Checkpointer.save` does; return False when a weight is not finite."""

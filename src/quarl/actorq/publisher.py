@@ -1,6 +1,6 @@
 """The publisher process: the learner's newest tensors become the packed policy that actors act with.
 
-It quantises off the learner's path and never queues: when it is slower than the learner, versions are left out.
+It quantizes off the learner's path and never queues: when it is slower than the learner, versions are left out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class PublisherSpec(roles.Start):
 
 
 class PublisherLoop(roles.Publisher):
-    """Quantises off the learner's path."""
+    """Quantizes off the learner's path."""
 
     def __init__(self, spec: PublisherSpec) -> None:
         super().__init__(spec)
@@ -71,13 +71,13 @@ class PublisherLoop(roles.Publisher):
         return True
 
     def _pack(self, floats: Array) -> tuple[bytes | None, float, float]:
-        """(what actors take, None where a weight is NaN or infinite, seconds of quantising, and of all of it)."""
+        """(what actors take, None where a weight is NaN or infinite, seconds of quantizing, and of all of it)."""
         start, flat = time.perf_counter(), floats.view(np.float32)
         try:
             policy = self.template.policy(flat)
         except QuarlError:
             return None, 0.0, time.perf_counter() - start
-        # on the grids that training has come to, where it quantises
+        # on the grids that training has come to, where it quantizes
         grids, trained = self.template.grids(flat), self.template.trained
         if trained is not None and grids is not None:
             quantized = self.packer.quantize_trained(policy, trained, grids)

@@ -166,7 +166,7 @@ class SegmentReplay(ReplayBuffer):
         """Samples that begin at these indices [B]: up to n_steps rows, fewer at a gap, an end or the newest row.
 
         rewards [B, 1] = sum gamma^k r_k, discounts [B, 1] = gamma^(rows used); next observation and done are those of
-        the last row. Rewards are normalised before they are summed, as SB3 does.
+        the last row. Rewards are normalized before they are summed, as SB3 does.
         """
         indices, used = self.paths(batch_inds)  # [B, n_steps], [B, 1]
         last = indices[:, -1]

@@ -27,7 +27,7 @@ from quarl.files import hold
 PREFIX = "quarl-actorq-"
 SHARED = Path("/dev/shm")
 LINE = 64
-"""Bytes of a cache line: arrays start on one, so that writers of neighbours do not slow each other down."""
+"""Bytes of a cache line: arrays start on one, so that writers of neighbors do not slow each other down."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,7 +206,7 @@ def _learning(learner: LearnerLoop, rows: Array, num_inserts: float, seconds: fl
         inserted, settled = time.perf_counter(), learner.updates.settled
         insert_s += inserted - start
         learner.update()  # to the end, also on a GPU: its losses are looked at
-        if settled and inserts:  # the first update makes the optimiser's state, some on a GPU a graph
+        if settled and inserts:  # the first update makes the optimizer's state, some on a GPU a graph
             updates, update_s = updates + 1, update_s + time.perf_counter() - inserted
         inserts += len(segments)
     return update_s / updates, insert_s / inserts

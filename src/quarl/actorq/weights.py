@@ -39,7 +39,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What quantisation-aware training trains for; the grids themselves move, and are part of the vector."""
+    """What quantization-aware training trains for; the grids themselves move, and are part of the vector."""
 
     spec: QuantSpec
     bits: Mapping[str, int]
@@ -110,7 +110,7 @@ class Template:
             behind[1:] = [part for grid in in_order for part in (grid.scale, grid.zero_point, grid.bits)]
 
     def grids(self, flat: Array) -> dict[str, ActivationGrid] | None:
-        """The grids that training has come to; None where quantisation does not act in it."""
+        """The grids that training has come to; None where quantization does not act in it."""
         if self.trained is None:
             return None
         active, *numbers = flat[self.num_floats - self.trained.num_floats :].tolist()

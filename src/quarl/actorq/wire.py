@@ -1,4 +1,4 @@
-"""What travels to actors: the artefact of a quantised policy, its codes packed to their bits, compressed on request."""
+"""What travels to actors: the artifact of a quantized policy, its codes packed to their bits, compressed on request."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ REFRESH_INTERVAL = 20
 AT_ONCE = 2**17
 """Weights that are scaled, rounded and stored together: one pass over memory instead of six."""
 COMPRESSED = b"\x28\xb5\x2f\xfd"
-"""The magic number of a Zstandard frame (RFC 8878); as the length of an artefact's header it would be 4 GB."""
+"""The magic number of a Zstandard frame (RFC 8878); as the length of an artifact's header it would be 4 GB."""
 LEVEL = 1
 """Codes are noise to a compressor: higher levels find no more in them."""
 MAX_BYTES = 2**30
-"""Of an artefact: a frame of a few bytes can claim any size."""
+"""Of an artifact: a frame of a few bytes can claim any size."""
 WHERE = "the published policy"
 
 
@@ -44,7 +44,7 @@ class Quantizer:
 
     Codes are the nearest, by channel.
 
-    The scheme of post-training quantisation fits codes to calibration observations, which takes seconds at a million
+    The scheme of post-training quantization fits codes to calibration observations, which takes seconds at a million
     weights. Most of what it wins over plain rounding comes from two of its parts, and these are cheap once what they
     need from observations is known: factors that balance the channels of each layer's input, which keep the actions
     whatever the weights become, and the mean input of each layer, whose product with the rounding errors belongs into
@@ -159,7 +159,7 @@ class Packer:
     def quantize_trained(
         self, policy: Policy, trained: Trained, grids: Mapping[str, ActivationGrid]
     ) -> QuantizedPolicy:
-        """As `quantize`, for a policy that is trained with quantisation, on the grids that training has come to."""
+        """As `quantize`, for a policy that is trained with quantization, on the grids that training has come to."""
         return on_grids(policy, trained.spec, bits=trained.bits, grids=grids)
 
     def pack(self, policy: Policy, observations: Array | None = None) -> bytes:
