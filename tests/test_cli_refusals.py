@@ -33,7 +33,7 @@ REFUSED = {
         "--params gama:0.9": "DQN has no hyper-parameter 'gama'; did you mean 'gamma'",
         "--params qf_arch:[8]": "DQN has no hyper-parameter 'qf_arch'",
         "--params gradient_steps:0": "gradient_steps:0 would train nothing",
-        "--params replay_buffer_kwargs:dict(n_steps=3)": "not of actorq's",
+        "--params replay_buffer_kwargs:dict(n_steps=3)": "--params replay_buffer_kwargs is not supported",
         "--n-steps 5 --params n_steps:3": "--params n_steps is given by --n-steps too: drop one",
         "--batch-size 64 --params batch_size:32": "--params batch_size is given by --batch-size too",
         "--params seed:1": "DQN has no hyper-parameter 'seed'",
@@ -43,8 +43,8 @@ REFUSED = {
         "--samples-per-insert 0": "--samples-per-insert must be above 0",
         "--sigma -0.1": "--sigma must not be negative, got -0.1",
         "--env-timeout 0": "--env-timeout must be above 0 seconds, got 0",
-        "--max-staleness 1": "--max-staleness 1 would stop this run",
-        "--algo d4pg --env Pendulum-v1 --params sigma:1.0": "actors do, by --sigma",
+        "--max-staleness 1": "--max-staleness 1 would block this run",
+        "--algo d4pg --env Pendulum-v1 --params sigma:1.0": "actors explore: use --sigma",
         "--target nan": "--target must be a finite number, got nan",
         "--target 100 --eval-freq 0": "give an --eval-freq",
         "--target 1 --eval-episodes 0": "--target is met in evaluations: give an --eval-freq and --eval-episodes",
@@ -57,7 +57,7 @@ REFUSED = {
     },
     "actorq -o out": {
         "--resume": "no checkpoint in",
-        "--algo td3 --preset quarl-2020 --env Pendulum-v1": "the original had no td3",
+        "--algo td3 --preset quarl-2020 --env Pendulum-v1": "--preset quarl-2020 is not available for td3",
     },
     "distill policy.quarl -o out": {
         "--bits fp16": "--bits fp16: distillation is for weights of 2 to 8 bits with integer activations",
@@ -161,7 +161,7 @@ REFUSED = {
     },
     "cluster": {
         "join": "ADDRESS is missing: IP:PORT of the cluster, as quarl cluster start says it",
-        "join nowhere --token token": "'nowhere' is no address of a cluster: use IP:PORT",
+        "join nowhere --token token": "'nowhere' is not a cluster address: use IP:PORT",
         "join 127.0.0.1:1 --token token": "no cluster answers at 127.0.0.1:1 (Connection refused)",
         "join 127.0.0.1:1 --token none": "the cluster's token is not in none (No such file",
         "join 127.0.0.1:1 --token open": "others may read the cluster's token: chmod 600 open",

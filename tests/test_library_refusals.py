@@ -44,7 +44,7 @@ def malformed():
             "the policy gives NaN or infinity where its float32 values are finite; use engine reference",
         ),
         (lambda: RateLimiter(1.0, batch_size=0, min_size=0), "batch_size must be at least 1, got 0"),
-        (lambda: wire.unpack(artifact.to_bytes(CARTPOLE)), "is not quantised; the publisher sends another format"),
+        (lambda: wire.unpack(artifact.to_bytes(CARTPOLE)), "is not quantized; the publisher sends another format"),
         (lambda: NetworkPlan.from_json({"layers": [{}], "rows": 1}), "training is malformed: 'path'"),
         (
             lambda: Memory(Path(f"{PREFIX}full"), {"a": Block(np.dtype("u1"), (2**60,))}, create=True),
@@ -81,7 +81,7 @@ def test_a_wrong_argument_is_named_and_leaves_no_file(call, line, tmp_path, monk
 def test_a_system_without_what_a_command_needs_is_named(tmp_path, monkeypatch, capsys):
     require.package("ray")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(QuarlError, match="this machine has begun no cluster: quarl cluster start does"):
+    with pytest.raises(QuarlError, match="no cluster was started on this machine: run quarl cluster start"):
         connection.connect("auto", token=connection.token_file(tmp_path / "token", make=True))
     monkeypatch.setattr(doctor, "examine", lambda: [doctor.Check("litert", "broken", False, "install it")])
     with pytest.raises(QuarlError, match="1 check failed: litert; the table's last column says what to do"):

@@ -114,7 +114,7 @@ def test_what_a_file_names_is_refused_in_one_line_and_never_imported(name, evil,
     assert not evil()
     assert "evil" not in sys.modules
     # before the file's are looked at
-    said = ("the run starts at its beginning", "quarl: hyper-parameters: ", "quarl: for actors, ")
+    said = ("the run starts from the beginning", "quarl: hyper-parameters: ", "quarl: for actors, ")
     refusals = [line for line in captured.err.splitlines() if not any(note in line for note in said)]
     assert len(refusals) == 1
     assert refusals[0].startswith("quarl: ")

@@ -50,12 +50,12 @@ def test_where_steps_grow_to_the_last_the_last_is_taken_and_said_to_be_it(monkey
 
 
 def test_a_width_that_the_run_may_not_have_ends_the_search_and_the_line_says_why(monkeypatch):
-    refusal = QuarlError("--max-staleness 7 would stop this run")
+    refusal = QuarlError("--max-staleness 7 would block this run")
     assert timed(monkeypatch, 1000.0, 2000.0, then=refusal) == (
         2,
-        "--envs-per-actor auto: 2, for steps/s of 1,000 with 1, 2,000 with 2; --max-staleness 7 would stop this run",
+        "--envs-per-actor auto: 2, for steps/s of 1,000 with 1, 2,000 with 2; --max-staleness 7 would block this run",
     )
-    with pytest.raises(QuarlError, match="would stop this run"):  # nor would one environment run
+    with pytest.raises(QuarlError, match="would block this run"):  # nor would one environment run
         timed(monkeypatch, then=refusal)
 
 
@@ -112,7 +112,7 @@ def test_real_actors_are_timed_until_the_limiter_refuses_more(monkeypatch, tmp_p
         width, rate = next(timed)
         assert width == 1
         assert rate > 100
-        with pytest.raises(QuarlError, match="--max-staleness 5 would stop this run"):
+        with pytest.raises(QuarlError, match="--max-staleness 5 would block this run"):
             next(timed)
 
 

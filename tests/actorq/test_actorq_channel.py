@@ -83,7 +83,7 @@ def test_what_an_actor_sends_has_room_for_a_step_of_all_its_environments_or_is_r
     frames = 2 * 4 * 84 * 84 + 64
     assert ring_rows(frames, 64) == 2**26 // frames == 1187
     assert ring_rows(2**25, 2) == ring_rows(2**27, 1) == 2
-    with pytest.raises(QuarlError, match=r"3: a step of them all is 96 MiB, and .* room for 64: use at most 2"):
+    with pytest.raises(QuarlError, match=r"3: one step of all is 96 MiB, but .* holds 64 MiB: use at most 2"):
         ring_rows(2**25, 3)
 
 

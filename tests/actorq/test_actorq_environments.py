@@ -75,7 +75,7 @@ def test_games_of_atari_are_preprocessed_for_learner_and_actors_unless_the_user_
     found.envs[0].close()
     said = []
     adopted = adopt(config, said.append)
-    assert said[0] == "a game of Atari: PongNoFrameskip-v4, mode=0, AtariWrapper, VecFrameStack(n_stack=4)"
+    assert said[0] == "Atari game: PongNoFrameskip-v4, mode=0, AtariWrapper, VecFrameStack(n_stack=4)"
     assert not any("env_wrapper" in line or "frame_stack" in line for line in (*said, *adopted.params))
     raw = replace(config, params=("env_wrapper:None", "frame_stack:0"))
     assert environment_of(raw).wrappers == ()
@@ -131,7 +131,7 @@ def test_an_environment_that_cannot_be_made_anew_at_once_is_tried_again(monkeypa
         assert found._cells[Actor.DROPPED] == 7
     Away.failures = 0
     assert found._cells[Actor.ERRORS] == 5
-    assert said == ["an environment raised RuntimeError: it broke; it is made anew"]
+    assert said == ["an environment raised RuntimeError: it broke; it is restarted"]
     assert slept == [0.1, 0.2, 0.4, 0.8, 1.6][:failures]
 
 

@@ -62,7 +62,7 @@ def test_kills_stops_and_errors_lose_nothing_and_duplicate_nothing(tmp_path):
         time.sleep(random.Random(0).uniform(0, 1))
         run.send("learner", signal.SIGKILL)
         assert run.finish() == 1
-        assert "the learner died (SIGKILL); go on with --resume" in run.text()
+        assert "the learner died (SIGKILL); resume with --resume" in run.text()
         first, saved = run.rows()[-1], checkpoint.load_latest(run.output)
     with Run(tmp_path, *words, "--resume", chaos=chaos) as run:
         again = run.ready().rows()[0]
@@ -109,7 +109,7 @@ def test_a_crash_loop_is_parked_and_too_few_actors_end_the_run(tmp_path):
         lines = [line for line in run.text().splitlines() if "cores" not in line and "no time limit" not in line]
         parked = "actor 0 died 5 times in 60 s of work (RuntimeError: the simulation broke down): parked; see "
         assert lines[0].startswith(f"quarl: {parked}")
-        assert lines[1].startswith("quarl: only 1 of 2 actors are left and --min-actors is 2; go on with --resume")
+        assert lines[1].startswith("quarl: only 1 of 2 actors are left and --min-actors is 2; resume with --resume")
         assert lines[2:] == [f"report: {run.output / 'report.html'}"]
         assert (run.output / "actor-0.log").read_text().count("Traceback") == 5
         assert run.rows()[-1]["actors"][0]["steps"] == 0
@@ -230,7 +230,7 @@ def test_a_publisher_that_keeps_dying_ends_the_run_which_is_saved(supervised):
     found = supervisor._tick()
     assert found is not None
     assert (found[0], wound_up) == (1, [True])
-    assert found[1].startswith("the publisher keeps dying; go on with")
+    assert found[1].startswith("the publisher keeps dying; resume with")
 
 
 @pytest.mark.parametrize(("trained_for", "finish"), [((False, False), 0), ((False, True), 0), ((True, True), 1)])
@@ -404,10 +404,10 @@ def test_an_evaluation_that_raises_is_played_once_more_and_then_left_out(supervi
     failures += [KeyError("lost"), KeyError("lost")]
     assert supervisor._evaluate()
     assert (len(supervisor.evaluator.entries), failures) == (1, [])
-    assert said == [again, again, "an evaluation is left out (KeyError: 'lost'); training goes on"]
+    assert said == [again, again, "an evaluation failed (KeyError: 'lost'); training continues"]
     failures.append(QuarlError("no such thing"))
     assert supervisor._evaluate()  # of a mistake there is no second try
-    assert said[3:] == ["an evaluation is left out (no such thing); training goes on"]
+    assert said[3:] == ["an evaluation failed (no such thing); training continues"]
     failures += [KeyError("lost"), KeyError("lost")]
     with pytest.raises(KeyError, match="lost"):  # of the last one the run is for
         supervisor._evaluate(last=True)
@@ -458,7 +458,7 @@ def test_resume_before_the_first_checkpoint_starts_at_the_beginning(tmp_path):
     (tmp_path / "out").mkdir()
     supervisor = Supervisor(config(tmp_path / "out", resume=True), said.append)
     supervisor.channel.remove()
-    assert said == [f"{tmp_path / 'out'} holds no checkpoint yet: the run starts at its beginning"]
+    assert said == [f"{tmp_path / 'out'} holds no checkpoint yet: the run starts from the beginning"]
     assert not supervisor.config.resume
 
 
@@ -476,7 +476,7 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_keeps_its_options(tm
     (tmp_path / "checkpoint-0000000000.safetensors").unlink()
     found, said = resumed(tmp_path)
     assert found == first
-    assert said == [f"{tmp_path} holds no checkpoint yet: the run starts at its beginning"]
+    assert said == [f"{tmp_path} holds no checkpoint yet: the run starts from the beginning"]
     with pytest.raises(QuarlError, match="--seed is 9 here and 3 in"):
         resumed(tmp_path, "--seed", "9")
 
@@ -513,7 +513,7 @@ def test_a_run_goes_on_with_its_own_options(tmp_path):
     first = begun(config(tmp_path, params=("batch_size:16", "gamma:0.8"), max_staleness=900, **OTHERS))
     found, said = resumed(tmp_path)
     assert found == dataclasses.replace(first, resume=True)
-    assert said == [f"going on to 1,000 environment steps, with the options in {tmp_path / 'args.yml'}"]
+    assert said == [f"resuming to 1,000 environment steps, with the options in {tmp_path / 'args.yml'}"]
     longer, _ = resumed(tmp_path, "-n", "5000", "--actors", "1", "--params", "gamma:0.9")
     assert (longer.n_timesteps, longer.actors, longer.params) == (5000, 1, ("batch_size:16", "gamma:0.9"))
     default, _ = resumed(tmp_path, "-n", "100000")
@@ -544,7 +544,7 @@ def test_a_run_that_kept_no_options_goes_on_with_those_given(tmp_path):
     (tmp_path / "args.yml").unlink()
     found, said = resumed(tmp_path, "--seed", "5")
     assert found.seed == 5
-    assert said == [f"{tmp_path / 'args.yml'} is missing: the run goes on with the options given here"]
+    assert said == [f"{tmp_path / 'args.yml'} is missing: the run resumes with the options of this command"]
 
 
 def test_incarnations_go_on_after_resume(tmp_path):
@@ -651,7 +651,7 @@ def test_a_last_evaluation_that_raises_twice_is_one_line(supervised, monkeypatch
     monkeypatch.setattr(evaluator, "evaluate", evaluate)
     code, message = supervisor._conclude()
     assert code == 1
-    assert message == ("the last evaluation failed (RuntimeError: simulator exploded); model and checkpoint are there")
+    assert message == ("the last evaluation failed (RuntimeError: simulator exploded); model and checkpoint are saved")
 
 
 def test_without_episodes_nothing_is_evaluated_and_the_policy_is_kept(supervised, monkeypatch):
@@ -712,8 +712,8 @@ def test_a_finished_run_that_is_resumed_is_finished(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"env": "MountainCar-v0"}, "holds a run with --env CartPole-v1; resume it with that"),
-        ({"algo": "ddpg", "env": "Pendulum-v1"}, "holds a run with --algo dqn; resume it with that"),
+        ({"env": "MountainCar-v0"}, "holds a run with --env CartPole-v1; resume it with --env CartPole-v1"),
+        ({"algo": "ddpg", "env": "Pendulum-v1"}, "holds a run with --algo dqn; resume it with --algo dqn"),
         ({"net_arch": "8,8"}, "resume with the options of the first run, such as --net-arch"),
         ({"qat": "w8a8", "quant_delay": 300}, "was trained with other --qat options"),
     ],
@@ -750,7 +750,7 @@ def test_a_bound_of_staleness_that_would_stop_the_run_is_refused(tmp_path):
     tight = config(tmp_path, actors=4, params=("batch_size:16", "train_freq:1"))
     model = build(tight)
     limiter_of(config(tmp_path, actors=4, max_staleness=6), model)
-    with pytest.raises(QuarlError, match=r"--max-staleness 5 would stop this run: .* least 6"):
+    with pytest.raises(QuarlError, match=r"--max-staleness 5 would block this run: .* least 6"):
         limiter_of(config(tmp_path, actors=4, max_staleness=5), model)
 
 
@@ -803,4 +803,4 @@ def test_an_environment_is_made_anew_until_nothing_but_errors_comes(monkeypatch)
     with pytest.raises(RuntimeError, match="boom"):
         found.replace(0, RuntimeError("boom"))
     assert _Fragile.made == 1 + 1 + 20 + RETRIES - 1
-    assert said == ["an environment raised RuntimeError: boom; it is made anew"]  # the first of them all
+    assert said == ["an environment raised RuntimeError: boom; it is restarted"]  # the first of them all

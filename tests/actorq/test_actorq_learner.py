@@ -234,7 +234,7 @@ def test_the_ratio_is_the_algorithms_own_unless_one_is_asked_for(rig):
 
 def test_updates_of_an_episode_are_no_ratio(tmp_path):
     td3 = {"algo": "td3", "env": "Pendulum-v1"}
-    with pytest.raises(QuarlError, match=r"10 updates an episode are no ratio .* set gradient_steps:-1"):
+    with pytest.raises(QuarlError, match=r"10 updates per episode are not a fixed ratio.* set gradient_steps:-1"):
         build(config(tmp_path, **td3, params=("train_freq:[1,'episode']", "gradient_steps:10")))
     model = build(config(tmp_path, **td3, params=("train_freq:[1,'episode']", "gradient_steps:-1")))
     assert samples_per_insert(model) == model.batch_size
@@ -262,7 +262,7 @@ def test_the_original_s_d4pg_keeps_its_ratio_and_its_policy(tmp_path):
 @pytest.mark.parametrize(("net_arch", "more"), [("16", ()), (None, ("qf_arch:[8]",))])
 def test_layers_that_are_given_twice_are_refused(tmp_path, net_arch, more):
     twice = ("policy_kwargs:dict(net_arch=[32])", *more)
-    with pytest.raises(QuarlError, match="policy_kwargs has a net_arch, and so has"):
+    with pytest.raises(QuarlError, match="net_arch in --params policy_kwargs conflicts with"):
         build(config(tmp_path, algo="td3", env="Pendulum-v1", net_arch=net_arch, params=twice))
 
 
@@ -473,7 +473,9 @@ def test_what_is_no_number_does_not_reach_replay(rig, field, value):
     chosen.loop.step()
     assert chosen.loop.replay.size() == 1
     chosen.send(**{field: value})
-    with pytest.raises(QuarlError, match=f"the environment gave a {field.replace('_', ' ')} that is NaN or infinite"):
+    with pytest.raises(
+        QuarlError, match=f"the environment returned a {field.replace('_', ' ')} that is NaN or infinite"
+    ):
         chosen.loop.step()
     assert chosen.loop.replay.size() == 1
     saved = checkpoint.load_latest(chosen.loop.config.output)  # what was learned until then is not lost
@@ -504,7 +506,7 @@ def test_quantisation_that_acts_after_the_last_update_is_no_result(rig):
     for table in tables_of(loop.model.policy).values():
         table.seen_range[:] = torch.tensor([0.0, 1.0])
     qat.follow(loop.model, active=True)
-    with pytest.raises(QuarlError, match="take a smaller --quant-delay"):
+    with pytest.raises(QuarlError, match="use a smaller --quant-delay"):
         loop.conclude()
     loop._push()  # an evaluation of these weights is one of a float agent
     assert loop.cells[Learner.TRAINED_FOR] == 0

@@ -89,9 +89,9 @@ def test_weights_are_taken_in_as_often_as_they_are_published_or_looked_for():
 
 
 def test_where_weights_take_much_of_the_actors_time_the_plan_says_so():
-    assert "taking in weights" not in said(CONFIG)
+    assert "loading weights" not in said(CONFIG)
     loads = replace(RATES, steps=tuple(step._replace(load_s=1.0) for step in RATES.steps))
-    assert "actors spend 50% of their time on taking in weights: raise --publish-interval" in said(
+    assert "actors spend 50% of their time on loading weights: raise --publish-interval" in said(
         replace(CONFIG, publish_interval=100, actor_update_interval=100), loads
     )
 
@@ -124,7 +124,7 @@ def test_the_regime_follows_from_the_two_sides_and_says_what_to_change():
     slow_world = [s._replace(environment_s=1e-3) for s in (*RATES.steps[:2], step("int8", "litert", 300.0), PLAIN)]
     assert "inference is a small part" in said(CONFIG, replace(RATES, steps=tuple(slow_world)))
     assert said(CONFIG).endswith(
-        "rates are predicted, not time to reward: how many updates a target takes depends on the ratio too"
+        "only rates are predicted, not time to reward: the number of updates to a target depends on the ratio too"
     )
 
 
@@ -142,7 +142,7 @@ def test_float_actors_are_told_their_regime_too():
 def test_where_actorq_does_not_pay_the_plan_says_what_does():
     assert "quarl train" not in said(CONFIG)
     told = said(replace(CONFIG, samples_per_insert=400.0))
-    assert "ActorQ does not pay here (1.04 times plain Stable-Baselines3): use `quarl train` instead" in told
+    assert "ActorQ does not pay off here (1.04 times plain Stable-Baselines3): use `quarl train`" in told
 
 
 @pytest.mark.slow

@@ -339,7 +339,7 @@ def test_a_restored_replay_gives_the_same_samples_and_goes_on_alike(count):
     ("saved", "message"),
     [
         (replay(50), "room for 50 rows"),
-        (replay(action_space=DISCRETE), "action is of another kind"),
+        (replay(action_space=DISCRETE), "action has another dtype or shape"),
         (SimpleNamespace(state=lambda: {}), "the saved replay differs in 'action': the checkpoint is damaged"),
     ],
 )

@@ -212,7 +212,7 @@ def test_quantisation_that_was_asked_for_and_never_acted_is_no_result(tmp_path, 
     words = ("--algo", "dqn", "-n", "20000", "--updates", "20", "--actors", "1", "--net-arch", "16,16")
     words += ("--qat", "w8a8", "--eval-freq", "0")
     assert run(tmp_path / "out", *words, "--params", "learning_starts:100", "buffer_size:1000") == 2
-    assert "fake quantisation was to act from step 10,000 on" in capsys.readouterr().err
+    assert "before fake quantization began at step 10,000" in capsys.readouterr().err
     assert list((tmp_path / "out").glob("checkpoint-*"))
     assert not (tmp_path / "out" / "model.zip").exists()
 

@@ -73,8 +73,8 @@ def test_environments_noise_and_normalisation_become_those_of_actors(monkeypatch
     config, said = adopted("--algo", "td3", "--env", "Pendulum-v1")
     assert said == [
         "hyper-parameters: somebody's",
-        "for actors, normalize is --normalize, of observations and rewards; ornstein-uhlenbeck noise is --sigma 0.5, "
-        "drawn anew at every step; train_freq of 4 environments is 8; vec_env_wrapper left out",
+        "for actors, normalize is --normalize (observations and rewards); ornstein-uhlenbeck noise is --sigma 0.5, "
+        "drawn at every step; train_freq of 4 environments is 8; vec_env_wrapper left out",
     ]
     assert (config.sigma, config.normalize, config.steps) == (0.5, True, 20_000)
     assert config.hyperparameters() == {"train_freq": 8, "gradient_steps": 8, "env_kwargs": {"g": 9.0}}

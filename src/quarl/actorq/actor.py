@@ -1,4 +1,4 @@
-"""An actor process: environments, one engine on one thread, exploration, and a ring to the learner."""
+"""The actor process: environments, one inference engine on one thread, exploration, and a ring to the learner."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from quarl.processes.inside import give_way, note
 
 AT_ONCE = 64
 BLOCK_S = 0.005
-"""Steps and seconds between two looks at what the others do, at most."""
+"""Maximum steps, and maximum seconds, between two checks of the other processes' counters."""
 NAP_S = 0.0005
-"""Between two looks at a number that another process will change."""
+"""Seconds to sleep between two reads of a counter that another process will change."""
 ROW_WISE = 4
-"""Environments up to which each sends its own row: a block of all costs more than so many."""
+"""Largest number of environments that send their rows one by one; for more, one block of rows is cheaper."""
 NOT_ENDED = (0, 0.0)
-"""Length and return of an episode that goes on."""
+"""Episode length and return of a step that does not end its episode."""
 STEPS, HEARTBEAT_S = int(Actor.STEPS), int(Actor.HEARTBEAT_S)
-"""Plain numbers: an enumeration as an index costs more than what it indexes."""
+"""Columns as plain integers: indexing with an enumeration member costs more than the access itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ActorSpec(roles.Start):
-    """What an actor is told when it is started."""
+    """The start arguments of an actor process."""
 
     config: ActorQConfig
     index: int
     incarnation: int
     rung: float = 0.0
-    """Of the ladder of exploration."""
+    """The actor's rung on the exploration ladder."""
     log: Path | None = None
-    """Where it says what is no reason to end; None: on the terminal."""
+    """Log file for warnings that do not end the process; None prints them to the terminal."""
 
 
 class ActorLoop(roles.Actor):
-    """An actor with one engine on one thread."""
+    """An actor that runs one engine on one thread."""
 
     def __init__(self, spec: ActorSpec) -> None:
         super().__init__(spec)
@@ -59,13 +59,13 @@ class ActorLoop(roles.Actor):
         self.num_envs = config.num_envs
         self.cells = self.counters.actors[spec.index]
         self.sent = self.counters.actors[:, Actor.STEPS]
-        self.cells[Actor.HEARTBEAT_S] = time.monotonic()  # imports are over
-        self.steps = self.channel.num_sent()  # a predecessor may have died before it could count its last one
+        self.cells[Actor.HEARTBEAT_S] = time.monotonic()  # imports are done
+        self.steps = self.channel.num_sent()  # a predecessor may have died before it counted its last step
         self.cells[Actor.STEPS] = self.steps
         self.rng = np.random.default_rng((config.seed, spec.index, spec.incarnation))
         self.num_actors = len(self.counters.actors)
         place = spec.incarnation * self.num_actors + spec.index
-        # in replay's dtype whatever the environment returns: a reset may give integers where steps give floats
+        # Buffer in the replay's dtype: an environment may return integers from `reset` and floats from `step`.
         stored = self.channel.dtype["observation"]
         seen = np.zeros((self.num_envs, *stored.shape), stored.base)
         say = partial(note, spec.log)
@@ -80,54 +80,54 @@ class ActorLoop(roles.Actor):
         self.explorer: Explorer
         self.pulled_at = self.steps - config.actor_update_interval
         self.meanwhile = 0.0
-        """Steps of all actors during one of this actor's, lately at most."""
+        """Steps of all actors during one step of this actor: the recent maximum."""
         self.acting_since: int | None = None
-        """Stamp of the newest weights while this actor has not acted on them."""
+        """Time stamp of the newest weights until this actor has acted with them; otherwise None."""
         self.paused_ns = 0
-        """When it last stood still for an evaluation: weights of before or within have waited for that."""
+        """Time of the last pause for an evaluation, which delayed all weights published before its end."""
         self.cells[Actor.INCARNATION] = spec.incarnation
         self.cells[Actor.SIGMA] = spec.rung
         self.booked_at = time.perf_counter()
-        """Up to when its seconds are in LOOP_S."""
+        """Time up to which this actor's seconds are booked in LOOP_S."""
 
     def allowed(self) -> int:
         learner, num, interval = self.counters.learner, self.num_envs, self.config.actor_update_interval
         self.cells[HEARTBEAT_S] = time.monotonic()
-        # newer weights, where it is time to look for some
+        # Pull newer weights if a pull is due.
         if self.steps - self.pulled_at >= interval or not self.version:
             self.pull()
-        # a moment's wait while there are none, and for an evaluation
+        # Wait a moment until the first weights arrive, and during an evaluation.
         if learner[Learner.PAUSED]:
             self.paused_ns = time.monotonic_ns()
         if learner[Learner.PAUSED] or not self.version:
             self._nap(None)
             return 0
-        # room, by the limiter and in the ring
+        # Count the free room: by the rate limiter and in the ring.
         sent = self.sent.sum()
         room = min(learner[Learner.INSERT_LIMIT] - sent, self.channel.room())
         if room < num:
             self._nap(Actor.WAIT_S)
             return 0
-        # steps until these weights are too old
+        # Count the steps until these weights are too old.
         fresh = self._fresh_until() - sent
         if fresh < num and self.pull():
             fresh = self._fresh_until() - sent
         if fresh < num:
-            self.meanwhile *= 0.999  # one slow step must not keep it waiting for ever
+            self.meanwhile *= 0.999  # one slow step must not block this actor forever
             self._nap(Actor.STALE_S)
             return 0
         if fresh < 2 * AT_ONCE * num * self.num_actors:
-            return 1  # so near to the bound every step of the others counts
-        # What is left is shared: an actor that took all of it would let the others wait.
+            return 1  # this close to the bound, every step of the other actors counts
+        # Share the remaining room: an actor that took all of it would make the others wait.
         shared = max(int(room) // (num * self.num_actors), 1)
         until_pull = self.pulled_at + interval - self.steps
         return min(shared, AT_ONCE, max(-(-until_pull // num), 1))
 
     def _fresh_until(self) -> float:
-        """Environment steps of all actors up to which no step on these weights is learnt from beyond max_staleness.
+        """Return the number of environment steps of all actors up to which these weights stay within max_staleness.
 
-        The learner comes to a step when it has made the updates that belong to those before it, and those are also the
-        steps that other actors send while this one makes its own.
+        The learner reaches a step once it has made the updates that belong to the steps before it. These include the
+        steps that other actors send while this actor makes its own.
         """
         per_insert = float(self.counters.learner[Learner.UPDATES_PER_INSERT])
         if not per_insert:
@@ -137,7 +137,7 @@ class ActorLoop(roles.Actor):
         return steps - max(2 * self.meanwhile, self.num_actors * self.num_envs)
 
     def act(self, num_steps: int) -> None:
-        """So many steps, fewer where they are slow; at random before learning starts."""
+        """Make up to `num_steps` steps, fewer if they are slow; actions are random before learning starts."""
         sent, steps = self.sent.sum(), self.steps
         self._act(num_steps, random=bool(sent < self.counters.learner[Learner.RANDOM_UNTIL]))
         meanwhile = (self.sent.sum() - sent) / max(self.steps - steps, 1) * self.num_envs
@@ -153,7 +153,7 @@ class ActorLoop(roles.Actor):
         version = -1 if random else self.version
         epsilon = float(self.counters.learner[Learner.EXPLORATION])
         for _ in range(num_steps):
-            # choose actions: one call of the engine for all environments
+            # Choose the actions: one engine call for all environments.
             before = now()
             if random:
                 actions, stored = self.explorer.random(self.num_envs)
@@ -162,21 +162,21 @@ class ActorLoop(roles.Actor):
                 outputs = self.engine.run(environments.observations)
                 acted = now()
                 actions, stored = self.explorer.act(outputs, epsilon)
-            # many environments: all of them step, and their rows are sent at once
+            # With many environments, step all of them and send their rows in one block.
             if block is not None:
                 stepped_s, sent_s = self._step_block(block, actions, stored, version)
                 environment_s += stepped_s
                 insert_s += sent_s
             for k in range(self.num_envs if block is None else 0):
-                # step the environment; one that raises is made anew, and what it did has no end in replay
+                # Step the environment. One that raises is replaced, and its unfinished episode has no end in replay.
                 started = now()
                 try:
                     observation, reward, terminated, truncated, _ = environments.envs[k].step(actions[k])
-                except RAISED as error:  # whatever a simulator raises
+                except RAISED as error:  # a simulator may raise anything
                     environments.replace(k, error)
                     continue
                 cells[HEARTBEAT_S] = stepped = now()
-                # send the segment, and count it when it is whole
+                # Send the segment, and count it once it is complete.
                 gained = float(reward)
                 episode = (environments.length[k] + 1, environments.total[k] + gained)
                 done = terminated or truncated
@@ -190,14 +190,14 @@ class ActorLoop(roles.Actor):
                 environments.length[k], environments.total[k] = NOT_ENDED if done else episode
                 environment_s += stepped - started
                 insert_s += now() - stepped
-                # go on from there, or begin the next episode
+                # Continue the episode, or begin the next one.
                 if done:
                     started = now()
                     environments.reset(k)
                     environment_s += now() - started
                 else:
                     environments.observations[k] = observation
-            # leave after a while: others want to be looked at
+            # Leave after a while, so that the other processes' counters are checked.
             inference_s += acted - before
             if self.acting_since is not None and not random:
                 self._first_action()
@@ -221,9 +221,9 @@ class ActorLoop(roles.Actor):
         return stepped_s + time.monotonic() - sent, sent - started
 
     def _nap(self, column: Actor | None) -> None:
-        """Waits a moment and books it in `column`.
+        """Sleep for a moment and book the time in `column`.
 
-        None: it belongs to no one. Evaluations and the wait for first weights are not on the clock.
+        None books it nowhere: evaluations and the wait for the first weights are not on the clock.
         """
         start = time.perf_counter()
         time.sleep(NAP_S)
@@ -235,20 +235,20 @@ class ActorLoop(roles.Actor):
         self._book()
 
     def _book(self) -> None:
-        """Everything since the last time is its loop's."""
+        """Add all time since the last call to LOOP_S."""
         now = time.perf_counter()
         self.cells[Actor.LOOP_S] += now - self.booked_at
         self.booked_at = now
 
     def pull(self) -> bool:
-        """Takes the newest weights; False where there are none that are newer."""
+        """Load the newest weights; return False if there are no newer ones."""
         self.pulled_at = self.steps
         start = time.perf_counter()
         pulled = self.channel.packed.read(self.version, self._load)
         cells, done = self.cells, time.perf_counter()
         if pulled is None:
             cells[Actor.PULL_S] += done - start
-            cells[Actor.SKIPPED] += self.version > 0  # before the first weights it waits for them
+            cells[Actor.SKIPPED] += self.version > 0  # before the first weights, a pull without result is a wait
             return False
         snapshot, (head, engine, unpack_s, load_s) = pulled
         if self.version == 0:
@@ -265,10 +265,10 @@ class ActorLoop(roles.Actor):
         return True
 
     def _load(self, data: Array) -> tuple[ActionHead, engines.Engine, float, float]:
-        """What acts by a published artifact, and the seconds of unpacking it and of loading it."""
+        """Return the action head and engine of a published artifact, and the seconds of unpacking and of loading it."""
         start = time.perf_counter()
-        # torch's tensors are views of the bytes, which are others' soon; LiteRT packs weights in its own way. Checksums
-        # of 8 MB take as long as all the rest.
+        # Copy for torch: its tensors are views of bytes that the publisher will overwrite. LiteRT packs weights itself.
+        # Checksums of 8 MB take as long as everything else.
         policy = wire.unpack(data.copy() if self.config.engine == "torch" else data, checked=ORDERED)
         between = time.perf_counter()
         engine = engines.load(policy, self.config.engine, batch=self.num_envs)
@@ -276,7 +276,7 @@ class ActorLoop(roles.Actor):
         return policy.head, engine, between - start, time.perf_counter() - between
 
     def _first_action(self) -> None:
-        """Books how long the newest weights took from the learner's step to this actor's first action on them."""
+        """Record the latency from the learner's step to this actor's first action with the newest weights."""
         assert self.acting_since is not None
         if self.acting_since > self.paused_ns:
             seconds = (time.monotonic_ns() - self.acting_since) * 1e-9

@@ -1,4 +1,4 @@
-"""The evaluator: plays evaluation episodes with the learner's policy and with what the actors run."""
+"""The evaluator: plays evaluation episodes with the learner's policy and with the actors' quantized policy."""
 
 from __future__ import annotations
 
@@ -23,19 +23,27 @@ from quarl.runs.evaluator import Evaluator
 from quarl.runs.tracking import make_logger, record_evaluation
 
 FINAL_EPISODES = 20
-"""At least so many after training."""
+"""Minimum number of episodes of the final evaluation."""
 RUNNING = 2
-"""Evaluations in a row that have to reach the target."""
+"""Number of consecutive evaluations that must reach the target."""
 NUMBERS = ("clock_s", "timesteps", "updates", "return")
-"""What every evaluation in a run's file has."""
+"""Keys that every row of a run's evaluation file has."""
 
 
 class ActorsEvaluator(Evaluator):
-    """Evaluations of `quarl actorq`, in order, of the learner's policy and of what the actors run."""
+    """The ordered evaluations of `quarl actorq`, of the learner's policy and of the actors' policy."""
 
     config: ActorQConfig
 
     def __init__(self, config: ActorQConfig, template: Template, channel: Channel, say: Callable[[str], None]) -> None:
+        """Open the run's logger and evaluation file.
+
+        Args:
+            config: Options of the run.
+            template: Layout of the learner's weights.
+            channel: Channel that the policies are read from.
+            say: Receives one line for each evaluation.
+        """
         super().__init__(config, say)
         self.template, self.channel, self._environment = template, channel, environment_of(config)
         self.logger, self._path = make_logger(config, lambda: config.output, say), config.output / "evaluations.jsonl"
@@ -43,10 +51,11 @@ class ActorsEvaluator(Evaluator):
         self.reached_s: float | None = None
 
     def evaluate(self, *, last: bool) -> None:
-        """An entry more: returns of both policies now, and the clock and counters that belong to them."""
+        """Append an evaluation of both current policies, with the clock and counters that belong to it."""
         cells = self.channel.counters.learner
         episodes = self.config.eval_episodes
         episodes = max(episodes, FINAL_EPISODES) if episodes and last else episodes
+        # Read the clock and counters before the episodes are played.
         entry: dict[str, Any] = {
             "clock_s": float(cells[Learner.CLOCK_S]),
             "timesteps": int(cells[Learner.TIMESTEPS]),
@@ -56,6 +65,7 @@ class ActorsEvaluator(Evaluator):
         }
         if self.config.qat is not None:
             entry["trained_for"] = bool(cells[Learner.TRAINED_FOR])
+        # Play the learner's policy in float32.
         floats = self.channel.floats.pull()
         if floats is not None:
             policy = self.template.policy(floats.data.view(np.float32))
@@ -63,25 +73,27 @@ class ActorsEvaluator(Evaluator):
             entry |= {"version": floats.version, **self._play(exact, "return", episodes)}
             if last:
                 artifact.write(exact, self.config.output / "policy-fp32.safetensors")
+        # Play the policy that the actors run.
         packed = self.channel.packed.pull()
         if packed is not None:
             quantized = self._environment.told(wire.unpack(packed.data))
             entry |= {"version_quantised": packed.version, **self._play(quantized, "return_quantised", episodes)}
             if last:
                 artifact.write(quantized, self.config.output / f"policy-{self._sent(quantized)}.safetensors")
+        # Log and store the entry.
         if episodes:
             self.logger.dump(entry["timesteps"])
             self._add(entry)
             self._files.write(lambda: write_rows(self._path, self.entries))
 
     def resume(self, timesteps: int) -> None:
-        """Goes on behind the evaluations up to that step; later ones, of what was not saved, are no more."""
+        """Restore the evaluations up to step `timesteps`; drop later ones, whose training was not saved."""
         for entry in read_rows(self._path, timesteps, NUMBERS):
             self._add(entry)
         self._files.write(lambda: write_rows(self._path, self.entries))
 
     def has_concluded(self, timesteps: int) -> bool:
-        """Whether the last word on the policy after so many steps has been spoken, before the run was resumed."""
+        """Return True if the final evaluation at `timesteps` was made before the run was resumed."""
         return bool(self.entries) and bool(self.entries[-1].get("last")) and self.entries[-1]["timesteps"] == timesteps
 
     def _add(self, entry: dict[str, Any]) -> None:
@@ -90,16 +102,16 @@ class ActorsEvaluator(Evaluator):
             self.reached_s = float(entry["clock_s"])
 
     def _sent(self, quantized: QuantizedPolicy) -> str:
-        """What the actors' policy is called: float actors may run weights that were rounded on their way."""
+        """Return the name of the actors' policy, with the wire width if float weights were rounded for transport."""
         precision, bits = quantized.spec.precision, self.config.comm_bits
         return precision if bits is None or quantized.spec.float_type is None else f"{precision}-comm{bits}"
 
     @property
     def reached(self) -> bool:
-        """True when the last evaluations of the learner's policy all reach the target.
+        """True if the most recent evaluations of the learner's policy all reach the target.
 
-        Neither the closing one counts, which plays the weights of the one before, nor those of a policy that is not
-        yet trained for what --qat asks.
+        The final evaluation does not count: it plays the same weights as the one before it. Nor do evaluations of a
+        policy that is not yet trained as --qat asks.
         """
         qat = self.config.qat is not None
         counted = [entry for entry in self.entries if not entry.get("last") and entry.get("trained_for", not qat)]
@@ -107,7 +119,7 @@ class ActorsEvaluator(Evaluator):
         return target is not None and len(latest) == RUNNING and all(e.get("return", -np.inf) >= target for e in latest)
 
     def _play(self, policy: QuantizedPolicy, name: str, episodes: int) -> dict[str, float | None]:
-        """Mean return and its interval; every evaluation has episodes of its own. Of no episodes there is nothing."""
+        """Return the mean return and its interval, {} without episodes; each evaluation has its own episode seeds."""
         if not episodes:
             return {}
         seed = 1000 * self.config.seed + len(self.entries)

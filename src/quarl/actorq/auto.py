@@ -1,4 +1,4 @@
-"""How wide a run is that leaves it to the machine: `--actors auto`, and `--envs-per-actor auto`, which is timed."""
+"""Automatic widths of a run: `--actors auto` from the cores, and `--envs-per-actor auto` from timed trials."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ from quarl.machine import usable_cores
 from quarl.runs.folder import RunFolder
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
-"""Environments of an actor that are tried."""
+"""Numbers of environments per actor to try."""
 GROWS = 1.1
-"""Twice as many environments are worth it where an actor makes so many times the steps."""
+"""Minimum gain in steps per second for which a larger number of environments is chosen."""
 SECONDS = 0.5
-"""For each width, and as long again for its actor to start."""
+"""Seconds of timing for each width; starting its actor takes as long again."""
 
 
 def chosen(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
-    """`config` with numbers where it said auto, those that a run had which goes on; one line for each says why."""
-    folder, config = RunFolder(config.output), copy.copy(config)  # which keeps what was typed
+    """Return `config` with numbers instead of auto, and report the reason for each in one line.
+
+    A resumed run keeps the numbers that it had.
+    """
+    folder, config = RunFolder(config.output), copy.copy(config)  # a copy: the original keeps the typed values
     if folder.checkpoints() and not (config.resume or config.plan):
-        return config  # which is refused before anything starts, and need not be timed for that
+        return config  # refused later, before anything starts, so do not spend time on timing it
     saved = folder.read_args() if config.resume and folder.options.is_file() else {}
     for name in ("actors", "envs_per_actor"):
         option, number, why = f"--{name.replace('_', '-')}", saved.get(name), "as the run had"
@@ -47,7 +50,7 @@ def chosen(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
 
 
 def _timed(config: ActorQConfig) -> tuple[int, str]:
-    """The width from which two or four times as many environments make no GROWS times the steps, and why."""
+    """Return the smallest width that two and four times as many environments do not beat by GROWS, and the reason."""
     rates: dict[int, float] = {}
     number, end = 1, f"no more than {WIDTHS[-1]} are tried"
     with contextlib.closing(_rates(config)) as timed:
@@ -55,7 +58,7 @@ def _timed(config: ActorQConfig) -> tuple[int, str]:
             for width, rates[width] in timed:
                 if width == 1 or rates[width] >= GROWS * rates[number]:
                     number = width
-                elif width == 4 * number:  # one slow moment says nothing yet
+                elif width == 4 * number:  # one slow moment proves nothing yet
                     end = f"neither {2 * number} nor {width} is {GROWS:g} times as fast"
                     break
         except QuarlError as error:
@@ -66,7 +69,10 @@ def _timed(config: ActorQConfig) -> tuple[int, str]:
 
 
 def _rates(config: ActorQConfig) -> Generator[tuple[int, float]]:
-    """Environments of an actor, and the steps that it makes in a second; QuarlError where a run may not be so wide."""
+    """Yield each number of environments per actor with its steps per second.
+
+    Raises QuarlError if a run cannot be so wide.
+    """
     with temporary_folder() as folder:
         for width in WIDTHS:
             told = replace(config, envs_per_actor=width, output=folder, resume=False)

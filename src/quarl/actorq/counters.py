@@ -1,8 +1,8 @@
-"""Counters: the numbers that the processes of a run show each other, each with one writer.
+"""Counters: numbers that the processes of a run share, each with one writer.
 
-float64 cells in shared memory: a cell is written and read whole, counters are exact up to 2**53, and a write costs
-less than a function call. Times are seconds that add up over the run; what a process was killed in the middle of is
-missing from them, nothing is counted twice.
+They are float64 cells in shared memory: a cell is written and read atomically, counters are exact up to 2**53, and a
+write costs less than a function call. Times are seconds that accumulate over the run. If a process is killed, the
+interrupted operation is missing from them; nothing is counted twice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quarl.actorq.shared_memory import Block, Memory
 from quarl.arrays import Array
 
 CLASSES = 2048
-"""Classes of a histogram of whole numbers; the last one holds everything from there on."""
+"""Number of classes of a histogram of whole numbers; the last class holds all larger values."""
 
 
 class _Column(IntEnum):
@@ -27,63 +27,65 @@ class _Column(IntEnum):
 
 
 class Control(_Column):
-    """Written by the supervisor."""
+    """Columns that the supervisor writes."""
 
     FINISH = auto()
-    """1: the learner finishes its update, saves and leaves; the others stay for its last weights."""
+    """1: the learner finishes its update, saves and exits; the others stay for its last weights."""
     STOP = auto()
-    """1: everyone leaves."""
+    """1: all processes exit."""
     EVALUATED = auto()
-    """Evaluations that are over; the learner goes on when it has caught up with its EVALUATIONS."""
+    """Completed evaluations; the learner resumes when this reaches its EVALUATIONS."""
     ACTORS = auto()
     """Actors that are alive."""
 
 
 class Learner(_Column):
-    """Written by the learner."""
+    """Columns that the learner writes."""
 
     READY = auto()
     DONE = auto()
     BEGAN_AT = auto()
-    """Environment steps that an earlier learner of the run had taken in."""
+    """Environment steps that earlier learners of the run had taken in."""
     PAUSED = auto()
-    """1 while an evaluation runs: the training clock stands still and actors wait."""
+    """1 during an evaluation: the training clock pauses and actors wait."""
     EVALUATIONS = auto()
-    """Evaluations asked for so far."""
+    """Evaluations requested so far."""
     TIMESTEPS = auto()
-    """Environment steps that are in replay's books: SB3's num_timesteps."""
+    """Environment steps counted by replay: SB3's num_timesteps."""
     UPDATES = auto()
     TRAINED_FOR = auto()
-    """1 when the weights pushed last were trained for what --qat asks; always where it asks nothing."""
+    """1 if the most recently pushed weights were trained as --qat asks; always 1 without --qat."""
     VERSION = auto()
-    """Of the newest weights that were pushed."""
+    """Version of the most recently pushed weights."""
     INSERT_LIMIT = auto()
     """Environment steps, counted as in the actors' STEPS, after which actors must wait."""
     RANDOM_UNTIL = auto()
-    """Environment steps, counted likewise, that are played at random."""
+    """Environment steps, counted likewise, with random actions."""
     UPDATES_PER_INSERT = auto()
     UPDATES_OFFSET = auto()
-    """offset + per_insert * n: updates that the learner may have done when n environment steps, counted likewise, are
-    in replay. So an actor knows how old its weights will be when what they do is learnt from."""
+    """Line offset + per_insert * n: updates that the learner may have made when n environment steps are in replay.
+
+    Steps are counted likewise. An actor derives from it the age of its weights when its steps are learned from.
+    """
     EXPLORATION = auto()
-    """DQN's epsilon by SB3's schedule."""
+    """DQN's epsilon, from SB3's schedule."""
     CLOCK_S = auto()
-    """The training clock: since actors and learner were ready, evaluations left out."""
+    """The training clock in seconds since actors and learner were ready, without evaluations."""
     TRAIN_S = auto()
     INSERT_S = auto()
     PUSH_S = auto()
     WAIT_S = auto()
-    """Waiting for experience: the limiter's learner side."""
+    """Seconds of waiting for experience: the limiter's learner side."""
     CHECKPOINT_S = auto()
     SAVING_S = auto()
-    """time.monotonic() at the start of the checkpoint that is being written; 0: none is."""
+    """Start of the checkpoint being written, by time.monotonic(); 0 if none is."""
     SAMPLES_PER_INSERT = auto()
-    """As realised since the warm-up."""
+    """Realized ratio since the warm-up."""
     EPISODES = auto()
     RETURN_MEAN = auto()
-    """Of the last 100 training episodes, exploration included."""
+    """Mean of the last 100 training episodes, exploration included."""
     LOSS = auto()
-    """train/loss, or the critic's."""
+    """train/loss, or the critic's loss."""
     ACTOR_LOSS = auto()
     ROLLBACKS = auto()
     DUPLICATES = auto()
@@ -91,114 +93,114 @@ class Learner(_Column):
 
 
 class Publisher(_Column):
-    """Written by the publisher."""
+    """Columns that the publisher writes."""
 
     VERSION = auto()
     PUBLISHED = auto()
     REFUSED = auto()
     """Snapshots with NaN or infinity, which were not quantized."""
     REFUSED_VERSION = auto()
-    """Of the last one of them."""
+    """Version of the last refused snapshot."""
     PULL_S = auto()
     PACK_S = auto()
-    """From tensors to bytes."""
+    """Seconds from tensors to bytes."""
     QUANTIZE_S = auto()
-    """Of that, from tensors to codes."""
+    """Seconds of PACK_S from tensors to codes."""
     PUBLISH_S = auto()
     CPU_S = auto()
     BYTES = auto()
-    """On the wire, of all versions together."""
+    """Bytes on the wire, summed over all versions."""
     FLOAT_BYTES = auto()
-    """What the same weights are in float32."""
+    """Bytes of the same weights in float32."""
     HEARTBEAT_S = auto()
 
 
 class Actor(_Column):
-    """Written by one actor, and by its successors after it."""
+    """Columns that one actor and its successors write."""
 
     INCARNATION = auto()
     STEPS = auto()
     """Environment steps sent."""
     VERSION = auto()
-    """Of the weights it acts with."""
+    """Version of the weights it acts with."""
     INFERENCE_S = auto()
     ENVIRONMENT_S = auto()
     INSERT_S = auto()
     PULL_S = auto()
-    """Looking for a new version, whether there is one or none."""
+    """Seconds of checking for a new version, successful or not."""
     DESERIALIZE_S = auto()
     LOAD_S = auto()
-    """Making the engine, its first run included."""
+    """Seconds of creating the engine, its first run included."""
     WAIT_S = auto()
-    """Ahead of the limiter, or in front of a full ring."""
+    """Seconds of waiting for the limiter, or for room in the ring."""
     STALE_S = auto()
-    """At the staleness bound."""
+    """Seconds of waiting at the staleness bound."""
     LOOP_S = auto()
-    """Everything since its first action, waits included."""
+    """Seconds since its first action, waits included."""
     PULLS = auto()
     SKIPPED = auto()
-    """Pulls that found no new version."""
+    """Seconds from a learner's step to the first action on its weights; the sum over the pulls in latency_ms."""
     LATENCY_S = auto()
-    """From a learner's step to the first action on its weights, added over the pulls that latency_ms counts."""
+    """Seconds from a learner's step to the first action on its weights; the sum over the pulls in latency_ms."""
     ERRORS = auto()
-    """Environments that raised and were made anew."""
+    """Environments that raised and were replaced."""
     DROPPED = auto()
-    """Steps of the episodes that went with them, which replay has and no episode's end."""
+    """Steps of their unfinished episodes, which are in replay without an episode end."""
     SIGMA = auto()
     """This actor's rung of the ladder: noise, or the exponent of DQN's epsilon."""
     HEARTBEAT_S = auto()
 
 
 class Relay(_Column):
-    """Written by the relay of a cluster."""
+    """Columns that the relay of a cluster writes."""
 
     HEARTBEAT_S = auto()
     INCARNATIONS = auto()
-    """Those given out to the machines' actors so far."""
+    """Incarnations given to the machines' actors so far."""
     CPU_S = auto()
     VERSIONS = auto()
-    """Put up for all machines."""
+    """Versions published for all machines."""
 
 
 class Node(_Column):
-    """Of one machine of a cluster; written by the relay."""
+    """Columns of one machine of a cluster; the relay writes them."""
 
     BEGUN = auto()
-    """Times that its agent began: with a new one or a new relay, its actors begin anew."""
+    """Number of agent starts; after a new agent or a new relay, the actors are restarted."""
     ANSWERS = auto()
-    """1: its agent does."""
+    """1 while its agent answers."""
     ACTORS = auto()
-    """Its actors that are alive."""
+    """Actors of the machine that are alive."""
     AT_WORK = auto()
-    """Its actors that are there, or will be again."""
+    """Actors of the machine that are alive or will be restarted."""
     DEATHS = auto()
-    """Of its actors."""
+    """Deaths of its actors."""
     ROWS = auto()
-    """Segments that came from it."""
+    """Segments received from it."""
     ROWS_BYTES = auto()
     WEIGHTS_BYTES = auto()
-    """Of the versions that went to it."""
+    """Bytes of the versions sent to it."""
     VERSION = auto()
-    """Of the newest weights in its memory."""
+    """Newest version in its memory."""
     WEIGHTS_S = auto()
-    """From the learner's stamp until these were there."""
+    """Seconds from the learner's stamp until these weights arrived."""
     DELAY_S = auto()
-    """Of an answer to the least of questions, lately at best."""
+    """Seconds of round trip for the smallest request: the recent minimum."""
     PIECE_S = auto()
-    """Since its last segments came, lately in the mean."""
+    """Seconds between two batches of segments: the recent mean."""
     CPU_S = auto()
-    """Of its agent, without actors."""
+    """CPU seconds of its agent, without actors."""
 
 
 TIMES = (
     *(Actor.INFERENCE_S, Actor.ENVIRONMENT_S, Actor.INSERT_S, Actor.PULL_S, Actor.DESERIALIZE_S, Actor.LOAD_S),
     *(Actor.WAIT_S, Actor.STALE_S),
 )
-"""What an actor's loop is made of; the rest of it is exploration and the loop itself."""
+"""Columns that make up an actor's loop; the rest is exploration and the loop itself."""
 
 
 class Counters:
-    """All rows; each process writes its own and reads the others'."""
+    """All rows of counters; each process writes its own and reads the others'."""
 
     def __init__(self, memory: Memory) -> None:
         self.control: Array = memory.array("counters.control")
@@ -207,20 +209,19 @@ class Counters:
         self.actors: Array = memory.array("counters.actors")
         self.relay: Array = memory.array("counters.relay")
         self.nodes: Array = memory.array("counters.nodes")
-        """A row for each machine of a cluster; none without one."""
+        """One row for each machine of a cluster; empty without one."""
         self.weights_ms: Array = memory.array("counters.weights_ms")
         """[machines, classes]: versions by milliseconds from learner step to the machine's memory."""
         self.staleness: Array = memory.array("counters.staleness")
-        """Rows that the learner took in by the age of their weights in updates."""
+        """Rows taken in by the learner, by the age of their weights in updates."""
         self.latency_ms: Array = memory.array("counters.latency_ms")
-        """[actors, classes]: pulls by milliseconds from learner step to acting, without those that an evaluation held
-        up."""
+        """[actors, classes]: pulls by ms from learner step to acting, except pulls that an evaluation delayed."""
         self.blocked_ms: Array = memory.array("counters.blocked_ms")
-        """[actors, classes]: pulls by tenths of a millisecond that the actor did not act."""
+        """[actors, classes]: pulls by tenths of a millisecond without acting."""
 
     @staticmethod
     def blocks(num_actors: int, num_nodes: int = 0) -> dict[str, Block]:
-        """The memory of a counters."""
+        """Return the memory layout of the counters."""
         real, whole = np.dtype("f8"), np.dtype("i8")
         return {
             "counters.control": Block(real, (len(Control),)),
@@ -237,11 +238,11 @@ class Counters:
 
 
 def overhead_s(times: Mapping[str, float]) -> float:
-    """Of an actor's seconds, by the names of its columns, what is neither its work, nor new weights, nor a wait."""
+    """Return an actor's seconds outside its work, new weights and waits; `times` has its columns by name."""
     return times["loop_s"] - sum(times[column.name.lower()] for column in TIMES if column is not Actor.INSERT_S)
 
 
 def percentile(histogram: Array, share: float) -> float:
-    """The class below or at which `share` (0..1) of the counts lie; nan where there are none."""
+    """Return the smallest class that covers `share` (0..1) of the counts; nan if there are none."""
     total = histogram.sum()
     return float(np.searchsorted(histogram.cumsum(), share * total)) if total else float("nan")

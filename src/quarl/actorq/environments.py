@@ -1,4 +1,4 @@
-"""The environments of one actor: made, seeded, and made anew when they raise."""
+"""The environments of one actor: created, seeded, and replaced when they raise."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from quarl.errors import RAISED, in_one_line
 from quarl.readers.zoo import PREPROCESSING
 
 MADE_BITS = 12
-"""Environments that one incarnation of an actor can make before seeds come again."""
+"""Width of the environment number in a seed: later environments of one incarnation repeat seeds."""
 GAP = 2
-"""What a sequence number jumps by after an environment was lost: replay then knows that no step leads across."""
+"""Increment of the sequence number after an environment was lost; it tells replay that no step leads across."""
 RETRIES = 5
-"""Environments in a row that raise before they made a step: then it is not the environment that helps."""
+"""Maximum number of consecutive environments that raise before their first step; after that, the run fails."""
 PAUSE_S = 0.1
-"""After one that could not be made anew; twice as long after each further one."""
+"""Seconds of pause after a failed replacement; doubled after each further one."""
 
 
 def environment_of(config: ActorQConfig) -> Environment:
-    """Return the run's environment: --params describes it in RL Zoo's words, and the verb's options replace these.
+    """Return the run's environment, described by --params in RL Zoo's terms; the command's options override these.
 
-    Games of Atari are preprocessed if neither says otherwise.
+    Atari games are preprocessed unless one of the two says otherwise.
     """
     rule = PREPROCESSING if Environment.typed_by_user(config.env).is_atari else {}
     written = EnvironmentOptions.said(config).over(rule | config.hyperparameters())
@@ -46,7 +46,7 @@ def environment_of(config: ActorQConfig) -> Environment:
 
 
 class Environments:
-    """`num` environments that are stepped side by side, and where each of them stands."""
+    """The `num` environments of an actor, stepped side by side, and the state of each."""
 
     def __init__(
         self,
@@ -58,21 +58,27 @@ class Environments:
         observations: Array,
         say: Callable[[str], None],
     ) -> None:
-        """place: number of the incarnation among those of all actors; cells: the actor's row of the counters.
+        """Create and reset the environments.
 
-        observations [num, *shape]: in the learner's shape and dtype, where each environment stands. say: hears of the
-        first environment that raises; all are counted.
+        Args:
+            environment: Environment that each of them is an instance of.
+            num: Number of environments.
+            seed: Seed of the run.
+            place: Number of this incarnation among the incarnations of all actors.
+            cells: The actor's row of the counters.
+            observations: Buffer [num, *shape] for current observations, in the learner's shape and dtype.
+            say: Receives one line for the first environment that raises; all are counted.
         """
         self._environment, self._seed, self._place, self._cells, self._say = environment, seed, place, cells, say
         self._made = self._raised = 0
         self.sequence: Any = [0] * num
-        """Number of the next segment of each; a list, or an array where a `Block` steps them."""
+        """Number of the next segment of each environment; a list, or an array if a `Block` steps them."""
         self._failed_at = [(0, 0)] * num
-        """(its sequence after it was last replaced, times that it was there)."""
+        """Pairs (sequence after the last replacement, number of failures at that sequence)."""
         self.length: Any = [0] * num
-        """Steps of each one's episode so far."""
+        """Number of steps of each current episode so far."""
         self.total: Any = [0.0] * num
-        """Its return so far."""
+        """Return of each current episode so far."""
         self.observations = observations
         self.envs = [self._make() for _ in range(num)]
         for k in range(num):
@@ -83,21 +89,22 @@ class Environments:
         return self.envs[0].action_space
 
     def reset(self, k: int) -> None:
-        """The next episode; it goes on with the environment's own generator."""
+        """Begin the next episode, with the environment's own random generator."""
         try:
             self.observations[k] = self.envs[k].reset()[0]
             self._beat()
-        except RAISED as error:  # as in a step
+        except RAISED as error:  # same as in a step
             self.replace(k, error)
 
     def close(self) -> None:
-        """Ends all of them; one that cannot be closed has done its work."""
+        """Close all environments; an error while closing is ignored."""
         for env in self.envs:
             with contextlib.suppress(*RAISED):
                 env.close()
 
     def replace(self, k: int, error: BaseException) -> None:
-        """A new environment for one that raised `error`; its unfinished episode has no end in replay."""
+        """Replace an environment that raised `error`; its unfinished episode has no end in replay."""
+        # Count consecutive failures at the same step.
         before, times = self._failed_at[k]
         times = times + 1 if self.sequence[k] == before else 1
         while True:
@@ -106,17 +113,18 @@ class Environments:
             self._cells[Actor.ERRORS] += 1
             self._raised += 1
             if self._raised == 1:
-                self._say(f"an environment raised {in_one_line(error)}; it is made anew")
-            with contextlib.suppress(*RAISED):  # it is broken as it is
+                self._say(f"an environment raised {in_one_line(error)}; it is restarted")
+            with contextlib.suppress(*RAISED):  # it is broken anyway
                 self.envs[k].close()
             try:
                 self.envs[k] = self._make()
                 self.observations[k] = self._first(k)
                 break
-            except RAISED as again:  # what it needs may be away for a while
+            except RAISED as again:  # a resource that it needs may be unavailable for a while
                 self._beat()
                 time.sleep(PAUSE_S * 2 ** (times - 1))
                 error, times = again, times + 1
+        # Book the lost episode.
         self._cells[Actor.DROPPED] += self.length[k]
         self.sequence[k] += GAP
         self.length[k], self.total[k] = 0, 0.0
@@ -131,7 +139,7 @@ class Environments:
         return env
 
     def _first(self, k: int) -> Array:
-        """The first observation of a new environment."""
+        """Return the first observation of a new environment, seeded by its number."""
         self._made += 1
         number = (self._place << MADE_BITS | self._made % 2**MADE_BITS) % 2**EPISODE_BITS
         try:

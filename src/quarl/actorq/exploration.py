@@ -1,4 +1,4 @@
-"""Exploration: what an actor does with the outputs of its policy, and which rung of the ladder it stands on."""
+"""Exploration: the actions chosen from a policy's outputs, and the ladder of exploration rates over the actors."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ from quarl.errors import UnsupportedError
 from quarl.policy.graph import LOG_STD_RANGE, ActionHead
 
 EPSILON_POWER = 7.0
-"""The ladder's alpha of Ape-X (Horgan et al. 2018, section 4.1)."""
+"""Alpha of Ape-X's epsilon ladder (Horgan et al. 2018, section 4.1)."""
 NOISE_ROWS = 512
 
 
 def ladder(kind: str, num_actors: int, sigma: float) -> list[float]:
-    """The rung of each actor.
+    """Return the rung of each actor.
 
-    argmax: the power of DQN's epsilon, 1 to 1 + 7 (Ape-X); epsilon itself follows Stable-Baselines3's schedule.
-    tanh: the standard deviation of the noise in the scaled action space, sigma / N to sigma (QuaRL's actors spread it
-    over 0.0 to 0.2). gaussian: 1, because SAC's actors sample the learner's own distribution.
+    argmax: the power of DQN's epsilon, 1 to 1 + 7 (Ape-X); epsilon itself follows Stable-Baselines3's schedule. tanh:
+    the standard deviation of the noise in the scaled action space, sigma / N to sigma (QuaRL's actors spread it over
+    0.0 to 0.2). gaussian: 1, because SAC's actors sample the learner's own distribution.
+
+    Args:
+        kind: Kind of the action head.
+        num_actors: Number of actors N.
+        sigma: Largest standard deviation.
     """
     last = max(num_actors - 1, 1)
     if kind == "argmax":
@@ -34,11 +39,19 @@ def ladder(kind: str, num_actors: int, sigma: float) -> list[float]:
 
 
 class Explorer:
-    """Turns network outputs [E, n] into environment actions and into what replay stores."""
+    """Converter of network outputs [E, n] to environment actions and to the actions that replay stores."""
 
     def __init__(
         self, head: ActionHead, action_space: spaces.Space[Any], rung: float, rng: np.random.Generator
     ) -> None:
+        """Prepare exploration in one action space.
+
+        Args:
+            head: Action head of the policy.
+            action_space: Action space of the environment.
+            rung: The actor's rung of the ladder.
+            rng: Generator of all random numbers.
+        """
         self.kind, self.rung, self._rng = head.kind, rung, rng
         if isinstance(action_space, spaces.Discrete):
             self._start, self._num, self._dtype = int(action_space.start), int(action_space.n), action_space.dtype
@@ -53,7 +66,7 @@ class Explorer:
             self._drawn = 0
 
     def act(self, outputs: Array, epsilon: float) -> tuple[Any, Array]:
-        """(environment actions, stored actions [E, ...]); epsilon: DQN's, before this actor's power."""
+        """Return environment actions and stored actions [E, ...]; `epsilon` is DQN's, before this actor's power."""
         if self.kind == "argmax":
             chosen = outputs.argmax(axis=1) + self._start
             threshold = epsilon**self.rung
@@ -73,7 +86,7 @@ class Explorer:
         return self._unscaled(scaled)
 
     def _next_draws(self, num: int) -> list[float]:
-        """Uniform numbers in [0, 1): many are drawn at once, and read as Python's."""
+        """Return uniform numbers in [0, 1) as Python floats, drawn in batches."""
         if len(self._draws) < num:
             self._draws = self._rng.random(max(NOISE_ROWS, num)).tolist()
         draws = self._draws[-num:]
@@ -81,7 +94,7 @@ class Explorer:
         return draws
 
     def _next_noise(self, num: int) -> Array:
-        """Gaussian noise [num, A]: many rows are drawn at once, because a draw costs more than its numbers."""
+        """Return Gaussian noise [num, A], drawn in batches because one draw costs more than its numbers."""
         if self._drawn + num > len(self._noise):
             shape = (max(NOISE_ROWS, num), *self._low.shape)
             self._noise = np.float32(self.rung) * self._rng.standard_normal(shape, np.float32)
@@ -90,7 +103,7 @@ class Explorer:
         return self._noise[self._drawn - num : self._drawn]
 
     def random(self, num: int) -> tuple[Any, Array]:
-        """Uniform actions for `num` environments, as Stable-Baselines3 plays before learning starts."""
+        """Return uniform actions for `num` environments, as Stable-Baselines3 plays before learning starts."""
         if self.kind == "argmax":
             chosen = (self._start + self._rng.integers(self._num, size=num)).astype(self._dtype)
             return chosen, chosen
@@ -99,5 +112,5 @@ class Explorer:
     def _unscaled(self, scaled: Array) -> tuple[Array, Array]:
         scaled = scaled.reshape(len(scaled), *self._low.shape)
         if self._is_scaled:
-            return scaled.copy(), scaled  # an environment may change what it is given
+            return scaled.copy(), scaled  # a copy: an environment may change its actions
         return self._low + (scaled + np.float32(1)) * self._half, scaled

@@ -1,6 +1,6 @@
-"""The actor processes of one machine, and a watchdog that kills what hangs.
+"""The actor processes of one machine, and a watchdog that kills hung processes.
 
-Nothing here imports torch, which a machine that only acts would load for seconds.
+This module does not import torch, which a machine with actors only would spend seconds loading.
 """
 
 from __future__ import annotations
@@ -16,35 +16,44 @@ from quarl.config import ActorQConfig
 from quarl.processes.child import Child, Children
 
 START_S = 120.0
-"""For a new process until its first sign of life: a slow import is no hang."""
+"""Extra seconds for a new process until its first heartbeat: a slow import is not a hang."""
 BLIND_S = 1.0
-"""Of the time between two looks that counts, at most, and half of --env-timeout: nobody is blamed for what happens in a
-longer one (an evaluation, Ctrl-Z)."""
+"""Maximum seconds that count between two checks, and at most half of --env-timeout.
+
+Longer gaps (an evaluation, Ctrl-Z) do not count as silence.
+"""
 STALE_SHARE = 0.5
-"""Of a second that an actor waits for newer weights, and it is worth a line."""
+"""Share of time that an actor waits for newer weights above which a warning is printed."""
 
 
 class Watchdog:
-    """Kills what hangs; whoever revives the dead starts it again. `tick` comes before each round of looks."""
+    """A watchdog that kills hung processes; reviving dead ones is the caller's task.
+
+    Call `tick` before each round of checks.
+    """
 
     def __init__(self, longest_s: float, say: Callable[[str], None]) -> None:
-        """longest_s: of the time between two looks that counts, at most."""
+        """Start the clock; at most `longest_s` seconds count between two checks."""
         self._longest_s, self._say = longest_s, say
         self._looked, self._watched, self._span = time.monotonic(), 0.0, 0.0
-        """When it last looked; seconds that count, and those since the look before."""
+        """Time of the last check; seconds that count in all, and since the check before."""
         self._signs: dict[str, tuple[float, float]] = {}
-        """Of each child, by name: its last sign of life, and when it was seen, in seconds that count."""
+        """Last heartbeat of each child, by name, and when it was seen, in seconds that count."""
 
     def tick(self) -> None:
-        """Counts the time since the last look."""
+        """Count the time since the last check."""
         now = time.monotonic()
         self._span = min(now - self._looked, self._longest_s)
         self._watched, self._looked = self._watched + self._span, now
 
     def watch(self, child: Child, heard: float, bound: float, lack: str) -> None:
-        """Kills the child where it was silent for longer than `bound` seconds.
+        """Kill the child if it was silent for longer than `bound` seconds.
 
-        heard: time.monotonic() of its last sign of life. lack: who did not do what, as the user is told.
+        Args:
+            child: Process to check.
+            heard: Time of its last heartbeat, by time.monotonic().
+            bound: Maximum silence in seconds; START_S more before the first heartbeat.
+            lack: Subject and verb of the user's message, such as "actor 0 made no step".
         """
         if not child.alive():
             return
@@ -58,7 +67,7 @@ class Watchdog:
 
 
 class ActorFamily:
-    """The actor processes of one machine, not started yet, and whether each of them works."""
+    """The actor processes of one machine, not started yet, and checks that each of them works."""
 
     def __init__(
         self,
@@ -69,11 +78,21 @@ class ActorFamily:
         incarnation: int,
         say: Callable[[str], None],
     ) -> None:
-        """rungs, cores: of each actor. incarnation: of their first processes, above all that the run ever had."""
+        """Create the child processes without starting them.
+
+        Args:
+            config: Options of the run.
+            channel: Channel that the actors use.
+            rungs: Exploration rung of each actor.
+            cores: CPU cores of each actor; None leaves the choice to the system.
+            incarnation: Number of their first processes, above all that the run ever had.
+            say: Receives warnings for the user.
+        """
         self._counters, self._env_timeout, self._say = channel.counters, config.env_timeout, say
         self._watchdog = Watchdog(min(BLIND_S, config.env_timeout / 2), say)
         self._stale_at, self._stale, self._waiting = time.monotonic(), 0.0, False
         self.children: list[Child] = []
+        # Give each actor a log file and a pickled start.
         for i, rung in enumerate(rungs):
             log = config.output / f"actor-{i}.log"
             spec = ActorSpec(
@@ -89,21 +108,21 @@ class ActorFamily:
 
     @property
     def num_alive(self) -> int:
-        """Actors whose processes are there."""
+        """Number of actors whose processes are alive."""
         return sum(child.alive() for child in self.children)
 
     @property
     def num_at_work(self) -> int:
-        """Actors that are there, or will be again."""
+        """Number of actors that are alive or will be restarted."""
         return sum(not child.parked for child in self.children)
 
     @property
     def num_deaths(self) -> int:
-        """Of all of them, since the run began."""
+        """Total deaths of actors since the run began."""
         return sum(child.num_deaths for child in self.children)
 
     def look(self) -> None:
-        """Kills those that make no step, and says when they wait for newer weights."""
+        """Kill actors that make no step, and warn if actors wait for newer weights."""
         self._watchdog.tick()
         for child, cells in zip(self.children, self._counters.actors, strict=True):
             heard = float(cells[Actor.HEARTBEAT_S])
@@ -111,22 +130,22 @@ class ActorFamily:
         self._staleness(time.monotonic())
 
     def revive(self, children: Children) -> str:
-        """Starts the dead again; why none can work, where one died of what the user got wrong before it made a step."""
+        """Restart dead actors; return the reason if one failed before its first step because of a user error."""
         for child, sent in zip(self.children, self._counters.actors[:, Actor.STEPS], strict=True):
             if not child.alive() and not child.parked:
-                if child.result.mistake and not sent:  # one that has worked was made by no mistake
+                if child.result.mistake and not sent:  # an actor that has worked did not die of a user error
                     return f"{child.name}: {child.reason()}"
                 children.revive(child)
         return ""
 
     def _staleness(self, now: float) -> None:
-        """Says once that actors wait, and again when they have gone on in between."""
+        """Warn once when actors wait for newer weights, and again only after they have continued in between."""
         if (span := now - self._stale_at) < 1:
             return
         before, self._stale, self._stale_at = self._stale, float(self._counters.actors[:, Actor.STALE_S].max()), now
         grown = self._stale - before
         if grown > STALE_SHARE * span and not self._waiting:
             self._waiting = True
-            self._say("actors wait for newer weights: those they have are --max-staleness updates old")
+            self._say("actors wait for newer weights: their weights are --max-staleness updates old")
         elif grown == 0:
             self._waiting = False

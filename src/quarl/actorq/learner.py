@@ -1,7 +1,7 @@
-"""The learner process: segments go into replay, Stable-Baselines3's own `train` runs, weights go to the publisher.
+"""The learner process: inserts segments into replay, runs Stable-Baselines3's `train`, and pushes weights.
 
-Stable-Baselines3 counts environment steps in `collect_rollouts`, which never runs here: its clocks (num_timesteps, the
-schedules' progress, `_on_step` with DQN's target network and epsilon) are moved with every segment that comes in.
+Stable-Baselines3 counts environment steps in `collect_rollouts`, which never runs here. Its clocks (num_timesteps, the
+schedules' progress, `_on_step` with DQN's target network and epsilon) advance with every segment that arrives.
 """
 
 from __future__ import annotations
@@ -36,32 +36,33 @@ from quarl.runs.tracking import make_logger
 
 NAP_S, LONGEST_NAP_S = 0.0002, 0.001
 GATHER_S = 0.005
-"""How long segments are waited for that could be taken in at once."""
+"""Maximum seconds to wait for segments that can be taken in together."""
 SHOWN_S = 0.005
-"""Between two looks of others at numbers that nobody waits for."""
+"""Seconds between two updates of counters that no process waits for."""
 AT_ONCE, AT_ONCE_BYTES = 1024, 2**22
-"""Segments taken in between two looks at the limiter, at most."""
+"""Maximum segments, and bytes, taken in between two checks of the limiter."""
 TRACKED_S = 1.0
-"""Between two points of TensorBoard's curves."""
+"""Seconds between two points of TensorBoard's curves."""
 IDLE_S = 0.25
-"""Without experience, after which the newest weights are pushed out of turn: actors may be waiting for just these."""
+"""Seconds without experience until the newest weights are pushed out of turn: actors may be waiting for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerSpec(roles.Start):
-    """What the learner is told when it is started."""
+    """The start arguments of the learner process."""
 
     config: ActorQConfig
     environment: Recalled | None = None
-    """What its model needs of the environment, where it is at hand."""
+    """Environment data for its model, if the supervisor has it."""
 
 
 class LearnerLoop(roles.Learner):
-    """A learner whose model is one of Stable-Baselines3."""
+    """A learner that trains a Stable-Baselines3 model."""
 
     def __init__(self, spec: LearnerSpec) -> None:
         super().__init__(spec)
         self.config = config = spec.config
+        # Build the model and what trains it.
         start_threads(config.learner_threads)
         self.cells = self.counters.learner
         self.model = build(config, spec.environment)
@@ -69,6 +70,7 @@ class LearnerLoop(roles.Learner):
         self.delay = config.delay(config.steps)
         precision = Precision.of(self.model, config.learner_dtype)
         self.updates = Updates(self.model, precision, graphs_for(self.model, precision, qat=config.qat is not None))
+        # Prepare to take in segments.
         assert isinstance(self.model.replay_buffer, SegmentReplay)
         self.replay = self.model.replay_buffer
         dtype = self.channel.dtype
@@ -77,9 +79,10 @@ class LearnerLoop(roles.Learner):
         self.versions = Versions(config.output)
         self.replay_insert = ReplayInsert(self.model, self.limiter, self.versions, self.counters.staleness)
         self.checkpointer = LearnerCheckpointer(config, self.model, self.limiter, self.versions)
-        # Values are read from it after every update, and written now and then where they are tracked.
+        # The logger's values are read after every update, and written from time to time if tracking is on.
         self.model.set_logger(make_logger(config, lambda: config.output, note, beside=True))
         self.model._setup_learn(config.steps, reset_num_timesteps=not config.resume)
+        # Resume the last checkpoint, and set the next evaluation and save.
         self.clock_before = self.checkpointer.resume() if config.resume else 0.0
         self.updates.forget()
         self.evaluations = self.pushed_step = self.sound_version = 0
@@ -93,30 +96,30 @@ class LearnerLoop(roles.Learner):
         self.paused_s = 0.0
 
     def conclude(self) -> None:
-        """What is kept of the run; refused where fake quantization was asked for and never acted."""
+        """Push and save the last weights, and write the agent; refuse if fake quantization never became active."""
         self._push()
         self._save(last=True)
         self.model.dump_logs()
         if not self._is_trained_for() and not self.counters.control[Control.STOP]:
             raise QuarlError(
-                f"the run ended at step {self.model.num_timesteps:,}, and fake quantisation was to act from step "
-                f"{self.delay:,} on: take a smaller --quant-delay, or go on with --resume and more --updates or -n"
+                f"the run ended at step {self.model.num_timesteps:,}, before fake quantization began at step "
+                f"{self.delay:,}: use a smaller --quant-delay, or --resume with more --updates or -n"
             )
-        # Replay's class is QuaRL's own; without it the zip is read where QuaRL is not installed.
+        # The replay class belongs to QuaRL; without it the zip can be read without QuaRL installed.
         RunFolder(self.config.output).write_agent(self.model, exclude=("replay_buffer_class", "replay_buffer_kwargs"))
         self._show()
         self.cells[Learner.DONE] = 1
 
     def _is_trained_for(self) -> bool:
-        """Whether an update was made for what --qat asks."""
+        """Return True if an update was made in the way that --qat asks."""
         if self.delay is None:
             return True
         return qat.is_ready(self.model) and self.model._n_updates > self.checkpointer.float_updates
 
     def begin(self) -> None:
-        """The first weights for the actors, and a checkpoint."""
+        """Push the first weights for the actors, and save a checkpoint."""
         for cell in (Learner.RETURN_MEAN, Learner.LOSS, Learner.ACTOR_LOSS):
-            self.cells[cell] = math.nan  # not known yet, which is not 0
+            self.cells[cell] = math.nan  # unknown yet, which differs from 0
         self.cells[Learner.BEGAN_AT] = self.inserts_before
         name = "exploration_rate" if self.model.num_timesteps else "exploration_initial_eps"
         self.cells[Learner.EXPLORATION] = getattr(self.model, name, 0.0)
@@ -126,14 +129,14 @@ class LearnerLoop(roles.Learner):
         self.cells[Learner.READY] = 1
 
     def step(self) -> None:
-        # learn, or take in what is learned from
+        # Make an update, or take in experience.
         if self.limiter.updates_allowed():
             self.update()
         else:
             self._gather()
             if not self.receive():
                 self._rest()
-        # let actors go on
+        # Update the counters that let actors continue.
         if time.monotonic() - self.shown > SHOWN_S:
             self._show()
         else:
@@ -142,23 +145,23 @@ class LearnerLoop(roles.Learner):
             self.tracked = time.monotonic()
             self.updates.losses()
             self.model.dump_logs()  # Stable-Baselines3's own tags
-        # stand still for an evaluation
+        # Pause for an evaluation.
         steps = self.model.num_timesteps
         if steps >= self.next_evaluation:
             self.next_evaluation = self._next(self.config.eval_freq)
             self._evaluate()
-        # bound what a crash would cost
+        # Save regularly, to bound the loss of a crash.
         if steps >= self.next_save or time.monotonic() - self.saved >= self.save_s:
             self.next_save = self._next(self.config.save_freq)
             self._save()
 
     def _wanted(self) -> int:
-        """Segments to take in at once; actors may have made a step more than they should."""
+        """Return the number of segments to take in at once; actors may have made a step more than they should."""
         left = self.config.steps - self.model.num_timesteps
         return min(self.limiter.inserts_wanted(), len(self.staging), left)
 
     def _gather(self) -> None:
-        """Waits for as many segments as are wanted, or a moment: each one taken in by itself costs as much as many."""
+        """Wait briefly for the wanted segments: taking in a single one costs as much as taking in many."""
         wanted, nap = self._wanted(), NAP_S
         start = now = time.perf_counter()
         while now - start < GATHER_S and self.channel.num_waiting() < wanted:
@@ -167,7 +170,7 @@ class LearnerLoop(roles.Learner):
         self.cells[Learner.WAIT_S] += now - start
 
     def _rest(self) -> None:
-        """Shows actors new weights where nothing comes of those that they have."""
+        """Push new weights if the current ones bring no more experience."""
         if (
             time.monotonic() - self.last_insert > IDLE_S
             and self.pushed_step < self.model._n_updates
@@ -176,14 +179,14 @@ class LearnerLoop(roles.Learner):
             self._push()
 
     def receive(self) -> int:
-        """Takes segments in, as many as there are and the limiter wants; how many there were."""
+        """Take in available segments, up to the limiter's demand; return their number."""
         start = time.perf_counter()
         wanted = self._wanted()
         received = self.channel.drain(self.staging[:wanted]) if wanted > 0 else 0
         if received:
             try:
                 self.replay_insert.take(self.staging[:received])
-            except QuarlError as error:  # NaN from an environment: what was learned until then is sound
+            except QuarlError as error:  # NaN from an environment: the training up to here is valid
                 self._save()
                 raise QuarlError(f"{self.config.env}: {error}") from None
             if self.started is None:
@@ -193,28 +196,28 @@ class LearnerLoop(roles.Learner):
         return received
 
     def update(self) -> None:
-        """One gradient step, its clock, checks, and a push of weights where one is due."""
+        """Make one gradient step, count and check it, and push the weights if a push is due."""
         start = time.perf_counter()
         model = self.model
-        # Stable-Baselines3's own gradient step, on a batch of replay
+        # Run Stable-Baselines3's own gradient step on a batch of replay.
         try:
             self.updates.update()
-        except ValueError:  # SAC's distribution takes no NaN
+        except ValueError:  # SAC's distribution rejects NaN
             if not_finite(model) is None:
                 raise
             self._roll_back()
             return
         self.limiter.on_sample(model.batch_size)
-        # A GPU is not waited for where nobody looks: what is not finite stays so until weights are pushed.
+        # Do not wait for a GPU unless the losses are needed: a value that is not finite stays so until the next push.
         due = model._n_updates % self.config.publish_interval == 0
         looked_at = due or self.updates.graphs is None or time.monotonic() - self.shown > SHOWN_S
-        sound = looked_at and self._is_sound()  # waits for a GPU, which is its update's time
+        sound = looked_at and self._is_sound()  # waits for the GPU; the time belongs to its update
         self.cells[Learner.TRAIN_S] += time.perf_counter() - start
         if sound and due:
             self._push()
 
     def _is_sound(self) -> bool:
-        """Whether the losses are numbers, which it shows, and the publisher takes the weights; else they go back."""
+        """Return True if losses and published weights are finite; show the losses, or roll back."""
         losses, cells = self.updates.losses(), self.cells
         cells[Learner.LOSS] = losses.get("train/loss", losses.get("train/critic_loss", cells[Learner.LOSS]))
         cells[Learner.ACTOR_LOSS] = losses.get("train/actor_loss", cells[Learner.ACTOR_LOSS])
@@ -225,7 +228,7 @@ class LearnerLoop(roles.Learner):
         return sound
 
     def _push(self) -> None:
-        """Puts the actor's tensors up for the publisher; never waits."""
+        """Put the actor's tensors on the board for the publisher; never waits."""
         start = time.perf_counter()
         if self.delay is not None:
             due = self.model.num_timesteps >= self.delay and self.model._n_updates > 0
@@ -240,9 +243,9 @@ class LearnerLoop(roles.Learner):
         self.cells[Learner.TRAINED_FOR] = self._is_trained_for()
 
     def _evaluate(self) -> None:
-        """Stands still, actors too, while the supervisor plays its episodes with what is pushed here."""
+        """Pause, with the actors, while the supervisor plays its episodes with the weights pushed here."""
         start = time.perf_counter()
-        if not_finite(self.model) is not None:  # the publisher would refuse it only later
+        if not_finite(self.model) is not None:  # the publisher would refuse them only later
             self._roll_back()
         self.cells[Learner.PAUSED] = 1
         self._push()
@@ -255,7 +258,7 @@ class LearnerLoop(roles.Learner):
         self.cells[Learner.PAUSED] = 0
 
     def _roll_back(self) -> None:
-        """Back to sound weights; what was pushed before no longer counts."""
+        """Return to the last finite weights and push them; earlier pushes no longer count."""
         self.checkpointer.roll_back()
         self.updates.forget()
         self.sound_version = self.versions.newest
@@ -263,7 +266,7 @@ class LearnerLoop(roles.Learner):
         self._push()
 
     def _save(self, *, last: bool = False) -> None:
-        """Save a checkpoint of finite weights; CheckpointError when the last one cannot be written."""
+        """Save a checkpoint of finite weights; raise CheckpointError if the last one cannot be written."""
         start = time.perf_counter()
         self.cells[Learner.SAVING_S] = time.monotonic()
         if not self.checkpointer.save(self._clock(), last=last):
@@ -276,7 +279,7 @@ class LearnerLoop(roles.Learner):
         return (self.model.num_timesteps // interval + 1) * interval if interval else math.inf
 
     def finished(self) -> bool:
-        """True when steps or updates are done, or someone wants an end."""
+        """Return True when all steps or updates are done, or an end was requested."""
         config = self.config
         done = self.model.num_timesteps >= config.steps and not self.limiter.updates_allowed()
         done |= config.updates is not None and self.model._n_updates >= config.updates
@@ -290,19 +293,19 @@ class LearnerLoop(roles.Learner):
         return self.clock_before + running
 
     def _show_limits(self) -> None:
-        """What actors wait for."""
+        """Update the counters that actors wait for."""
         cells, model = self.cells, self.model
-        # An actor steps all its environments or none; what they make beyond the last step is not taken in.
+        # An actor steps all its environments or none; steps beyond the run's last one are not taken in.
         limit = min(self.limiter.insert_limit(), self.config.steps + self.config.num_envs - 1)
         cells[Learner.INSERT_LIMIT] = limit - self.inserts_before
-        # a line on which updates follow inserts
+        # Describe updates as a line over inserts.
         cells[Learner.UPDATES_PER_INSERT] = per_insert = self.limiter.updates_per_insert
         taken = self.limiter.inserts - self.inserts_before
         cells[Learner.UPDATES_OFFSET] = model._n_updates + self.limiter.updates_owed() - per_insert * taken
         cells[Learner.TIMESTEPS], cells[Learner.UPDATES] = model.num_timesteps, model._n_updates
 
     def _show(self) -> None:
-        """What actors and supervisor look at."""
+        """Update all counters that actors and supervisor read."""
         self._show_limits()
         cells, model = self.cells, self.model
         cells[Learner.RANDOM_UNTIL] = model.learning_starts - self.inserts_before
@@ -320,9 +323,9 @@ class LearnerLoop(roles.Learner):
 def main(spec: LearnerSpec) -> None:
     give_way()
     loop = LearnerLoop(spec)
-    die_with_parent(False)  # from here on there is something to save, and the loop looks for its supervisor itself
+    die_with_parent(False)  # now there is something to save, and the loop checks for its supervisor itself
     loop.run()
     if loop.orphaned():
         spec.channel.remove()
     sys.stdout.flush()
-    os._exit(0)  # the interpreter takes a second to take torch down, for which Ctrl-C need not wait
+    os._exit(0)  # exit at once: unloading torch takes a second, which would delay Ctrl-C

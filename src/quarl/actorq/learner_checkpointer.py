@@ -1,4 +1,4 @@
-"""The checkpointer: what a learner saves, what it goes on from, and what it goes back to when training diverges."""
+"""The learner's checkpointer: saves, resumes, and rolls back when training diverges."""
 
 from __future__ import annotations
 
@@ -18,26 +18,34 @@ from quarl.runs.checkpointer import Checkpointer
 from quarl.runs.folder import RunFolder
 
 ROLLBACKS = 3
-"""Times that training goes back to sound weights before it gives up."""
+"""Maximum number of rollbacks to finite weights before training fails."""
 
 
 class LearnerCheckpointer(Checkpointer):
-    """Checkpoints of `quarl actorq`, whose weights a learner that diverges goes back to."""
+    """The checkpoints of `quarl actorq`; a learner that diverges is rolled back to their weights."""
 
     model: OffPolicyAlgorithm
 
     def __init__(
         self, config: ActorQConfig, model: OffPolicyAlgorithm, limiter: RateLimiter, versions: Versions
     ) -> None:
+        """Prepare checkpoints in the run's folder.
+
+        Args:
+            config: Options of the run.
+            model: Model whose replay is a SegmentReplay.
+            limiter: Rate limiter whose counts are saved.
+            versions: Version numbers, of which the newest is saved.
+        """
         assert isinstance(model.replay_buffer, SegmentReplay)
         folder, replay = RunFolder(config.output), model.replay_buffer
         super().__init__(model, lambda: folder, note, replay, saves_replay=config.save_replay_buffer)
         self.config, self.limiter, self.versions = config, limiter, versions
         self.rollbacks = 0
         self.rate_factor = 1.0
-        """What the learning rate of the configuration is multiplied by."""
+        """Factor on the configured learning rate."""
         self.float_updates = 0
-        """Updates before fake quantization began to act."""
+        """Number of updates before fake quantization became active."""
 
     def save(self, clock_s: float, *, last: bool = False, **state: Any) -> bool:
         """Write a checkpoint as `Checkpointer.save` does; return False when a weight is not finite."""
@@ -52,19 +60,21 @@ class LearnerCheckpointer(Checkpointer):
         return True
 
     def load(self) -> checkpoint.Checkpoint:
-        """The newest sound one; QuarlError where it is of another algorithm or environment."""
+        """Return the newest valid checkpoint; raise QuarlError if it has another algorithm or environment."""
         newest = super().load()
         for name in ("algo", "env"):
             saved, here = newest.state.get(name), getattr(self.config, name)
             if saved != here:
-                raise QuarlError(f"{self.config.output} holds a run with --{name} {saved}; resume it with that")
+                raise QuarlError(
+                    f"{self.config.output} holds a run with --{name} {saved}; resume it with --{name} {saved}"
+                )
         return newest
 
     def _go_on(self, newest: checkpoint.Checkpoint) -> None:
-        """Without the replay of that run, learning starts when as much new experience is in."""
+        """Continue from a checkpoint; without its replay, learning starts after as much new experience."""
         model, state = self.model, newest.state
         held = hold(model, self.config.steps)
-        model._total_timesteps = self.config.steps  # perhaps more than before
+        model._total_timesteps = self.config.steps  # possibly more than in the earlier run
         model._num_timesteps_at_start = model.num_timesteps
         model._update_current_progress_remaining(model.num_timesteps, model._total_timesteps)
         self.limiter.load_state(state["limiter"])
@@ -75,7 +85,10 @@ class LearnerCheckpointer(Checkpointer):
         note(f"{standing(model)}, version {state['version']:,}{held}")
 
     def roll_back(self) -> None:
-        """After NaN or infinity: the last checkpoint's weights and half the learning rate, three times at most."""
+        """Restore the last checkpoint's weights after NaN or infinity, and halve the learning rate.
+
+        Raises QuarlError after three rollbacks.
+        """
         self.rollbacks += 1
         layer = suspect(self.model)
         if self.rollbacks > ROLLBACKS:
@@ -83,16 +96,16 @@ class LearnerCheckpointer(Checkpointer):
                 f"training diverged {self.rollbacks} times at {layer}, the last time with a learning rate of "
                 f"{self.learning_rate():g}; use a smaller --params learning_rate"
             )
-        # weights go back, the run's clocks move on
+        # Restore the weights; the run's clocks keep their values.
         clocks = {name: getattr(self.model, name) for name in COUNTERS if hasattr(self.model, name)}
         checkpoint.restore(self.load(), self.model)
         for name, value in clocks.items():
             setattr(self.model, name, value)
-        # A loss that is not written at every update would stay there as NaN.
+        # A loss that is not logged at every update would stay NaN.
         self.model.logger.name_to_value.clear()
         self._slow_down(self.rate_factor / 2)
         note(
-            f"{layer} was not finite after update {self.model._n_updates}: back to the last checkpoint's "
+            f"{layer} was not finite after update {self.model._n_updates}: restored the last checkpoint's "
             f"weights with a learning rate of {self.learning_rate():g}"
         )
 
@@ -100,7 +113,7 @@ class LearnerCheckpointer(Checkpointer):
         return float(self.model.lr_schedule(self.model._current_progress_remaining))
 
     def _slow_down(self, factor: float) -> None:
-        """Makes the learning rate `factor` times the configuration's."""
+        """Set the learning rate to `factor` times the configured one."""
         schedule: Any = self.model.lr_schedule
         relative, self.rate_factor = factor / self.rate_factor, factor
         self.model.lr_schedule = lambda progress: relative * schedule(progress)

@@ -1,4 +1,4 @@
-"""Who may go on: how many batches the learner may sample now, and how far the actors may insert. Pure counting."""
+"""The rate limiter: how many batches the learner may sample now, and how far actors may insert. Pure counting."""
 
 from __future__ import annotations
 
@@ -9,28 +9,33 @@ from fractions import Fraction
 from quarl.errors import QuarlError
 
 MAX_DENOMINATOR = 10**6
-"""Of samples_per_insert as a fraction: it recovers every batch * gradient_steps / train_freq from its float."""
+"""Maximum denominator of the ratio: it recovers every batch * gradient_steps / train_freq from its float."""
 
 
 def smallest_error_buffer(
     samples_per_insert: float, batch_size: int, updates_at_once: int = 1, inserts_at_once: int = 1
 ) -> Fraction:
-    """The least error_buffer with which one side can always go on, whatever the counts; it is lockstep.
+    """Return the least error_buffer with which one side can always continue, whatever the counts: lockstep.
 
-    The error is a multiple of 1/denominator of the ratio, and below one round of updates where the learner waits.
-    The largest such error must still leave room for all the inserts that an actor makes at once.
+    The error is a multiple of 1/denominator of the ratio, and below one round of updates while the learner waits. The
+    largest such error must still leave room for all inserts that an actor makes at once.
+
+    Args:
+        samples_per_insert: Ratio of sampled rows to inserted rows.
+        batch_size: Samples of one update.
+        updates_at_once: Updates of one round.
+        inserts_at_once: Inserts that an actor makes at once.
     """
     ratio = _ratio(samples_per_insert)
     return batch_size * updates_at_once + ratio * inserts_at_once - Fraction(1, ratio.denominator)
 
 
 class RateLimiter:
-    """Keeps error = (inserts - min_size) * samples_per_insert - samples within [0, error_buffer].
+    """A limiter that keeps error = (inserts - min_size) * samples_per_insert - samples within [0, error_buffer].
 
     Reverb's SampleToInsertRatio lets the error swing to either side of 0. Only the width of that window matters once
-    both sides run, and with its lower end at 0 the learner is never ahead of the ratio: then the clock is SB3's
-    and there is no burst of updates at min_size; with `smallest_error_buffer` its loop is SB3's too. All arithmetic is
-    in integers.
+    both sides run. With its lower end at 0, the learner is never ahead of the ratio: the clock is SB3's and there is no
+    burst of updates at min_size. With `smallest_error_buffer`, the loop is SB3's too. All arithmetic is in integers.
     """
 
     def __init__(
@@ -43,12 +48,19 @@ class RateLimiter:
         updates_at_once: int = 1,
         inserts_at_once: int = 1,
     ) -> None:
-        """batch_size: samples of one update. min_size: inserts before the ratio counts; no update before them.
+        """Validate the arguments and set all counts to 0.
 
-        error_buffer: samples by which actors may be ahead; None allows them to gather the next round while the learner
-        is at work on this one, and at least a tenth of min_size, as Acme does.
-        updates_at_once: updates become due in rounds of so many (SB3's gradient_steps).
-        inserts_at_once: an actor goes on where there is room for so many, a step of each of its environments.
+        Args:
+            samples_per_insert: Ratio of sampled rows to inserted rows.
+            batch_size: Samples of one update.
+            min_size: Inserts before the ratio counts; no update happens before them.
+            error_buffer: Samples by which actors may be ahead. None lets them gather the next round while the learner
+                works on this one, and at least a tenth of min_size, as in Acme.
+            updates_at_once: Updates of one round, which become due together (SB3's gradient_steps).
+            inserts_at_once: Inserts for which an actor needs room: a step of each of its environments.
+
+        Raises:
+            QuarlError: If the learner and the actors could block each other.
         """
         _check_least(1, batch_size=batch_size, updates_at_once=updates_at_once, inserts_at_once=inserts_at_once)
         _check_least(0, min_size=min_size)
@@ -68,7 +80,7 @@ class RateLimiter:
         self.samples_per_insert = float(self._ratio)
         self.error_buffer = float(error_buffer)
         self._updates_at_once = updates_at_once
-        # In units of 1/denominator the error is an integer: (inserts - start) * up - (samples - start) * down.
+        # The error is an integer in units of 1/denominator: (inserts - start) * up - (samples - start) * down.
         self._up, self._down = self._ratio.numerator, self._ratio.denominator
         self._round = batch_size * updates_at_once * self._down
         self._ahead = math.floor(Fraction(error_buffer) * self._down)
@@ -89,7 +101,7 @@ class RateLimiter:
 
     @property
     def updates_per_insert(self) -> float:
-        """Updates that the ratio makes of an insert."""
+        """Updates per insert at the ratio."""
         return self.samples_per_insert / self.batch_size
 
     def updates_owed(self) -> float:
@@ -98,27 +110,27 @@ class RateLimiter:
         return (self.inserts - inserts) * self.updates_per_insert - (self.samples - samples) / self.batch_size
 
     def updates_allowed(self) -> int:
-        """Batches that the learner may sample now: what is left of the rounds that are due."""
+        """Return the number of batches that the learner may sample now: the rest of the rounds that are due."""
         inserts, samples = self._start
         due = (self.inserts - inserts) * self._up // self._round * self._updates_at_once
         return max(due - (self.samples - samples) // self.batch_size, 0)
 
     def inserts_wanted(self) -> int:
-        """Inserts until an update is allowed, 0 if one is: a learner that takes no more at a time keeps SB3's clock."""
+        """Return the inserts missing for the next update, 0 if one is allowed; taking in no more keeps SB3's clock."""
         inserts, samples = self._start
         rounds = (self.samples - samples) * self._down // self._round + 1
         return max(inserts - (-rounds * self._round // self._up) - self.inserts, 0)
 
     def insert_limit(self) -> int:
-        """Total number of inserts at which actors must wait; at least min_size.
+        """Return the total number of inserts at which actors must wait; at least min_size.
 
-        Inserts beyond it (a block under way when the limit was reached) do no harm: the learner owes more.
+        Inserts beyond it (a block under way when the limit was reached) are harmless: the learner owes more updates.
         """
         inserts, samples = self._start
         return inserts + ((self.samples - samples) * self._down + self._ahead) // self._up
 
     def state(self) -> dict[str, float]:
-        """Numbers that `load_state` takes."""
+        """Return the numbers that `load_state` takes."""
         return {
             "inserts": self.inserts,
             "samples": self.samples,
@@ -130,9 +142,9 @@ class RateLimiter:
         }
 
     def load_state(self, state: Mapping[str, float]) -> None:
-        """Goes on from `state`. If ratio, batch_size or min_size are others now, the ratio counts from here on.
+        """Continue from `state`; if ratio, batch_size or min_size have changed, the ratio counts from here on.
 
-        Otherwise a raised ratio would be made up for by a burst of updates, and a lowered one by a long wait.
+        Otherwise a burst of updates would make up for a raised ratio, and a long wait for a lowered one.
         """
         names = ("inserts", "samples", "start_inserts", "start_samples")
         self.inserts, self.samples, inserts, samples = _counts(state, names)
@@ -141,7 +153,7 @@ class RateLimiter:
         self._start = (inserts, samples) if unchanged else (max(self.inserts, self.min_size), self.samples)
 
     def warm_up_again(self) -> None:
-        """Waits for min_size inserts from now on, because the replay was lost, before the ratio counts again."""
+        """Wait for min_size inserts from now on before the ratio counts again, because the replay was lost."""
         self._start = (self.inserts + self.min_size, self.samples)
 
 
@@ -152,7 +164,7 @@ def _check_least(least: int, **values: int) -> None:
 
 
 def _ratio(samples_per_insert: float) -> Fraction:
-    """samples_per_insert as the simple fraction that its float stands for: 49 * (1 / 49) must be 1."""
+    """Return samples_per_insert as the simple fraction behind its float: 49 * (1 / 49) must be 1."""
     ratio = Fraction(0)
     if math.isfinite(samples_per_insert):
         ratio = Fraction(samples_per_insert).limit_denominator(MAX_DENOMINATOR)
@@ -162,7 +174,7 @@ def _ratio(samples_per_insert: float) -> Fraction:
 
 
 def _float_above(value: Fraction) -> float:
-    """The least float that is not below value, so that a user can type what the message says."""
+    """Return the least float that is not below `value`, so that a user can type the number of the message."""
     nearest = float(value)
     return nearest if nearest >= value else math.nextafter(nearest, math.inf)
 

@@ -22,7 +22,14 @@ MACHINE = (
 
 
 def row(counters: Counters, wall_s: float, before: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The run at this moment; rates are over the time since `before`, a row of the same run."""
+    """Return the current metrics of the run; rates cover the time since `before`, an earlier row.
+
+    Args:
+        counters: Counters of the run.
+        wall_s: Seconds since the run started.
+        before: Previous row of the same run; None means rates since the start.
+    """
+    # Sum the pulls that each actor's latency counts.
     learner, publisher = counters.learner, counters.publisher
     pulls = counters.latency_ms.sum(axis=1)
     numbers: dict[str, Any] = {
@@ -72,7 +79,7 @@ def row(counters: Counters, wall_s: float, before: dict[str, Any] | None = None)
 
 
 def scalars(row: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    """The numbers of a row by path, as TensorBoard wants them."""
+    """Return the numbers of a row by path, as TensorBoard expects them."""
     flat: dict[str, float] = {}
     for name, value in row.items():
         if isinstance(value, dict):
@@ -86,7 +93,7 @@ def scalars(row: dict[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 def _numbers(cells: Any, kind: Callable[[Any], Any], *columns: IntEnum) -> dict[str, Any]:
-    """Those columns, each by its name."""
+    """Return the given columns by their lower-case names."""
     return {column.name.lower(): kind(cells[column]) for column in columns}
 
 
@@ -99,6 +106,6 @@ def _number(value: Any) -> float | None:
 
 
 def _percentiles(name: str, counts: Any, unit: int = 1, **shares: float) -> dict[str, float | None]:
-    """Of a histogram whose classes are `unit`ths: those of all, and of further shares by name."""
+    """Return the median, the 99th percentile and further `shares` of a histogram whose classes are 1 / `unit` wide."""
     named = {"p50": 0.5, "p99": 0.99} | shares
     return {f"{name}_{key}": _number(percentile(counts, share) / unit) for key, share in named.items()}

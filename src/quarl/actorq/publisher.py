@@ -1,6 +1,6 @@
-"""The publisher process: the learner's newest tensors become the packed policy that actors act with.
+"""The publisher process: converts the learner's newest tensors to the packed policy of the actors.
 
-It quantizes off the learner's path and never queues: when it is slower than the learner, versions are left out.
+It quantizes off the learner's path and never queues: if it is slower than the learner, it skips versions.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from quarl.arrays import Array
 from quarl.errors import QuarlError
 
 SAMPLE = 256
-"""Recent observations that rewrites of the weights are balanced on."""
+"""Number of recent observations on which the weight rewrites are balanced."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublisherSpec(roles.Start):
-    """What the publisher is told when it is started."""
+    """The start arguments of the publisher process."""
 
     template: Template
-    """What the float tensors mean."""
+    """Meaning of the float tensors."""
     packer: tuple[str, int | None, Literal["none", "zstd"]]
-    """Arguments of Packer; the whole configuration would cost an import when a publisher has to be back soon."""
+    """Arguments of Packer; the whole configuration would cost an import when a publisher has to restart quickly."""
 
 
 class PublisherLoop(roles.Publisher):
-    """Quantizes off the learner's path."""
+    """A publisher that quantizes off the learner's path."""
 
     def __init__(self, spec: PublisherSpec) -> None:
         super().__init__(spec)
@@ -41,11 +41,11 @@ class PublisherLoop(roles.Publisher):
         self.cells = self.counters.publisher
         self.rng = np.random.default_rng(0)
         self.cpu_before = float(self.cells[Publisher.CPU_S])
-        # After a restart: what is up already need not be packed again.
+        # After a restart: published weights need not be packed again.
         self.version = self.channel.packed.version
 
     def publish(self) -> bool:
-        """Packs in place where the learner leaves it the time, else a copy; NaN and infinity are refused."""
+        """Pack the newest weights, in place if the learner leaves time, else from a copy; refuse NaN and infinity."""
         start, cells = time.perf_counter(), self.cells
         cells[Publisher.HEARTBEAT_S] = time.monotonic()
         cells[Publisher.CPU_S] = self.cpu_before + time.process_time()
@@ -56,7 +56,7 @@ class PublisherLoop(roles.Publisher):
         done = time.perf_counter()
         self.version = snapshot.version
         cells[Publisher.PULL_S] += done - start - pack_s
-        if data is None:  # the learner sees this number and goes back to sound weights
+        if data is None:  # the learner sees this number and returns to finite weights
             cells[Publisher.REFUSED] += 1
             cells[Publisher.REFUSED_VERSION] = snapshot.version
             return True
@@ -71,13 +71,13 @@ class PublisherLoop(roles.Publisher):
         return True
 
     def _pack(self, floats: Array) -> tuple[bytes | None, float, float]:
-        """(what actors take, None where a weight is NaN or infinite, seconds of quantizing, and of all of it)."""
+        """Return the packed bytes (None if a weight is not finite), seconds of quantizing, and seconds in all."""
         start, flat = time.perf_counter(), floats.view(np.float32)
         try:
             policy = self.template.policy(flat)
         except QuarlError:
             return None, 0.0, time.perf_counter() - start
-        # on the grids that training has come to, where it quantizes
+        # Use the trained grids if quantization is active in training.
         grids, trained = self.template.grids(flat), self.template.trained
         if trained is not None and grids is not None:
             quantized = self.packer.quantize_trained(policy, trained, grids)

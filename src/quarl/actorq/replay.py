@@ -1,9 +1,10 @@
-"""SegmentReplay: one first-in-first-out store of environment steps from many actors, and n-step samples out of it.
+"""SegmentReplay: one first-in-first-out store of environment steps from many actors, which samples n-step returns.
 
-It stores one-step rows and sums rewards when it samples, along links: a row links to the next of its stream iff no
-sequence is missing between them and the episode went on. So samples never mix actors, nor cross a gap, the end of an
-episode or the death of an actor. Rows are numbered from 0 as they arrive, and row n lies at index n % buffer_size. A
-successor is younger than its row, hence overwritten later: no link of a living row points at one that is gone.
+It stores one-step rows and sums rewards when it samples, along links. A row links to the next row of its stream iff no
+sequence number is missing between them and the episode continued. Samples therefore never mix actors, nor cross a gap,
+the end of an episode or the death of an actor. Rows are numbered from 0 as they arrive; row n has index n %
+buffer_size. A successor is newer than its row, hence overwritten later: no link of a live row points to an overwritten
+one.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from quarl.arrays import Array
 from quarl.errors import QuarlError
 
 NEVER = -(2**62)
-"""Number of a row that was not stored: below that of every living one."""
+"""Row number of a row that was not stored: below every live row's."""
 UNKNOWN = (-1, NEVER)
-"""(last sequence, its row's number) of a stream not seen yet."""
+"""Pair (last sequence, its row's number) of a stream not seen yet."""
 FEW = 64
-"""Rows up to which looking at one after the other is faster than at all at once."""
+"""Number of rows up to which a loop is faster than array operations."""
 
 
 class SegmentReplay(ReplayBuffer):
-    """A replay buffer for SB3's `replay_buffer_class` that also takes segments; n-step samples come with discounts."""
+    """A replay buffer for SB3's `replay_buffer_class` that also takes segments; its n-step samples have discounts."""
 
     def __init__(
         self,
@@ -46,7 +47,18 @@ class SegmentReplay(ReplayBuffer):
         n_steps: int = 1,
         gamma: float = 0.99,
     ) -> None:
-        """buffer_size: transitions in total, not per environment."""
+        """Allocate the columns.
+
+        Args:
+            buffer_size: Capacity in transitions, in total and not per environment.
+            observation_space: Space of the observations.
+            action_space: Space of the actions.
+            device: Device of the sampled tensors.
+            n_envs: Number of environments, for Stable-Baselines3.
+            optimize_memory_usage: Must be False.
+            n_steps: Maximum length of a return in steps.
+            gamma: Discount per step.
+        """
         if optimize_memory_usage:
             raise QuarlError("SegmentReplay stores both observations of a row; leave optimize_memory_usage False")
         for name, value in (("buffer_size", buffer_size), ("n_steps", n_steps)):
@@ -64,28 +76,28 @@ class SegmentReplay(ReplayBuffer):
         }
         self.columns["reward"] = np.zeros(buffer_size, np.float32)
         self.successor = np.full(buffer_size, -1, np.int64)
-        """Index of the next row of the same stream and episode; -1: none."""
+        """Index of the next row of the same stream and episode; -1 if there is none."""
         self.num_rows = 0
-        """Rows ever stored."""
+        """Total number of stored rows."""
         self.num_duplicates = 0
-        """Rows refused because their stream had reached their sequence."""
+        """Rows refused because their stream had reached their sequence number."""
         self.num_gaps = 0
-        """Rows before which at least one of their stream is missing."""
+        """Rows whose predecessor in the stream is missing."""
         self._streams: dict[tuple[int, int, int], tuple[int, int]] = {}
-        # SB3 samples from numpy's global generator, which the model's seed has set when it makes its buffer.
+        # SB3 samples from numpy's global generator, which the model's seed has set before the buffer is created.
         self.set_seed(int(np.random.randint(2**31)))
 
     def set_seed(self, seed: int) -> None:
-        """Starts the generator of samples anew."""
+        """Restart the generator of samples with `seed`."""
         self._generator = np.random.default_rng(seed)
 
     def insert(self, segments: Array) -> int:
-        """Stores rows of `segment_dtype` [n], in order of arrival; how many were new (duplicates are counted)."""
+        """Store rows of `segment_dtype` [n] in order of arrival; count duplicates; return the number of new rows."""
         assert segments.dtype == self.segment_dtype, f"rows of {segments.dtype}, expected {self.segment_dtype}"
         rows_before = self.num_rows
         for begin in range(0, len(segments), self.buffer_size):
             rows, numbers = self._fresh(segments[begin : begin + self.buffer_size])
-            # behind the newest, over the oldest, whose links end
+            # Write behind the newest rows, over the oldest, whose links end.
             start = self.num_rows % self.buffer_size
             indices = (start + np.arange(len(rows))) % self.buffer_size
             before_end = self.buffer_size - start
@@ -95,7 +107,7 @@ class SegmentReplay(ReplayBuffer):
                 if len(rows) > before_end:
                     column[: len(rows) - before_end] = rows[name][before_end:]
             self.successor[indices] = -1
-            # the row before links to them where it still lives and its episode went on
+            # Link the previous row to each, if it is still live and its episode continued.
             before = numbers % self.buffer_size
             over = self.columns["terminated"][before] | self.columns["truncated"][before]
             linked = (numbers >= self.num_rows - self.buffer_size) & ~over
@@ -104,20 +116,20 @@ class SegmentReplay(ReplayBuffer):
         return self.num_rows - rows_before
 
     def _fresh(self, rows: Array) -> tuple[Array, Array]:
-        """(rows [n] that are to be stored: all but duplicates; int64 [n]: the number of the row before each)."""
+        """Return the rows [n] to store, without duplicates, and the number of the row before each (int64 [n])."""
         numbers = self._following(rows) if len(rows) > FEW else None
         return self._one_by_one(rows) if numbers is None else (rows, numbers)
 
     def _following(self, rows: Array) -> Array | None:
-        """int64 [n]: the number of the row before each, streams side by side; None where one has duplicates."""
-        # each stream's rows in a piece, in the order in which they arrived
+        """Return the number of the row before each (int64 [n]) by array operations; None if a stream has duplicates."""
+        # Sort the rows by stream, in order of arrival within each.
         parts = [rows[name].astype(np.int64) for name in ("actor", "incarnation", "environment")]
         streams = parts[1] << 32 | parts[0] << 16 | parts[2]
         order = np.argsort(streams, kind="stable")
         streams, sequence, number = streams[order], rows["sequence"][order], self.num_rows + order
         heads = np.concatenate([[0], np.flatnonzero(streams[1:] != streams[:-1]) + 1])
         tails = np.concatenate([heads[1:], [len(rows)]]) - 1
-        # what each follows: the row beside it, or its stream's last one
+        # Find each row's predecessor: the row beside it, or its stream's last one.
         places = order[heads]
         names = list(zip(*(part[places].tolist() for part in parts), strict=True))
         last = np.array([self._streams.get(name, UNKNOWN) for name in names], np.int64)
@@ -127,7 +139,7 @@ class SegmentReplay(ReplayBuffer):
         steps = sequence - previous
         if steps.min() <= 0:
             return None
-        # nothing before it where some are missing
+        # Rows after a gap have no predecessor.
         if steps.max() > 1:
             gaps = steps > 1
             self.num_gaps += int(np.count_nonzero(gaps))
@@ -139,7 +151,7 @@ class SegmentReplay(ReplayBuffer):
         return numbers
 
     def _one_by_one(self, rows: Array) -> tuple[Array, Array]:
-        """As `_fresh`."""
+        """Do the work of `_fresh` row by row, which also handles duplicates."""
         streams = zip(*(rows[name].tolist() for name in ("actor", "incarnation", "environment")), strict=True)
         fresh: list[int] = []
         numbers: list[int] = []
@@ -163,10 +175,10 @@ class SegmentReplay(ReplayBuffer):
         return self._get_samples(self._generator.integers(0, self.size(), batch_size), env)
 
     def _get_samples(self, batch_inds: Array, env: VecNormalize | None = None) -> ReplayBufferSamples:
-        """Samples that begin at these indices [B]: up to n_steps rows, fewer at a gap, an end or the newest row.
+        """Return samples that begin at these indices [B]: up to n_steps rows, fewer at a gap, an end or the newest row.
 
         rewards [B, 1] = sum gamma^k r_k, discounts [B, 1] = gamma^(rows used); next observation and done are those of
-        the last row. Rewards are normalized before they are summed, as SB3 does.
+        the last row. Rewards are normalized before they are summed, as in SB3.
         """
         indices, used = self.paths(batch_inds)  # [B, n_steps], [B, 1]
         last = indices[:, -1]
@@ -188,7 +200,10 @@ class SegmentReplay(ReplayBuffer):
         return ReplayBufferSamples(*(torch.as_tensor(array, device=self.device) for array in arrays))
 
     def paths(self, first: Array) -> tuple[Array, Array]:
-        """(indices [B, n_steps] along the links from `first` [B], the last one repeated; rows used [B, 1])."""
+        """Return the indices [B, n_steps] along the links from `first` [B], and the number of rows used [B, 1].
+
+        Behind the end of a path, its last index is repeated.
+        """
         indices = np.empty((len(first), self.n_steps), np.int64)
         used = np.ones((len(first), 1), np.int64)
         indices[:, 0] = current = first
@@ -200,14 +215,14 @@ class SegmentReplay(ReplayBuffer):
         return indices, used
 
     def reset(self) -> None:
-        """Drops every row; streams go on where they are."""
+        """Drop every row; streams continue at their sequence numbers."""
         super().reset()
         self.successor.fill(-1)
         self.num_rows = 0
         self._streams = {stream: (sequence, NEVER) for stream, (sequence, _) in self._streams.items()}
 
     def state(self) -> dict[str, Array]:
-        """Arrays that `load_state` takes: views of the filled part, so write them before the next insert."""
+        """Return the arrays that `load_state` takes: views of the filled part, so write them before the next insert."""
         size = self.size()
         state = {name: column[:size] for name, column in self.columns.items()}
         state["successor"], state["ends"] = self.successor[:size], state["terminated"] | state["truncated"]
@@ -218,29 +233,33 @@ class SegmentReplay(ReplayBuffer):
         return state
 
     def load_state(self, state: Mapping[str, Array]) -> None:
-        """Makes this replay the saved one: the same samples follow.
+        """Restore a saved replay, which then produces the same samples.
 
-        The spaces and the buffer size must be as they were.
+        The spaces and the buffer size must be the same.
         """
+        # Check that the arrays have the right names, types and lengths.
         here = self.state()
         if wrong := sorted(here.keys() ^ state.keys()):
             raise QuarlError(
-                f"the saved replay differs in {wrong[0]!r}: the checkpoint is damaged, or an older QuaRL's"
+                f"the saved replay differs in {wrong[0]!r}: the checkpoint is damaged, or from an older QuaRL"
             )
         for name, array in here.items():
             if (state[name].dtype, state[name].shape[1:]) != (array.dtype, array.shape[1:]):
-                raise QuarlError(f"the saved replay's {name} is of another kind; resume with the same environment")
+                raise QuarlError(
+                    f"the saved replay's {name} has another dtype or shape; resume with the same environment"
+                )
         num_rows, capacity = state["counters"][:2].tolist()
         if capacity != self.buffer_size:
             raise QuarlError(f"the saved replay has room for {capacity} rows, this one for {self.buffer_size}")
         size = min(num_rows, capacity)
-        free = ("streams", "counters", "generator")  # of their own lengths
+        free = ("streams", "counters", "generator")  # arrays with their own lengths
         links = state["successor"]
         if (
             any(len(array) != size for name, array in state.items() if name not in free)
             or ((links < -1) | (links >= size)).any()
         ):
-            raise QuarlError("the saved replay's arrays do not fit together; the checkpoint is damaged")
+            raise QuarlError("the saved replay's arrays do not match each other; the checkpoint is damaged")
+        # Copy the arrays and counters.
         for name, column in self.columns.items():
             column[:size] = state[name]
         self.successor[:size], self.successor[size:] = state["successor"], -1

@@ -1,4 +1,4 @@
-"""Replay inserts: what a learner does with the segments that come in."""
+"""Replay inserts: the processing of segments that arrive at a learner."""
 
 from __future__ import annotations
 
@@ -16,26 +16,35 @@ from quarl.errors import QuarlError
 
 
 class ReplayInsert:
-    """Replay, limiter, statistics and Stable-Baselines3's clocks of one learner, moved together."""
+    """The replay, limiter, statistics and Stable-Baselines3 clocks of one learner, which advance together."""
 
     def __init__(self, model: OffPolicyAlgorithm, limiter: RateLimiter, versions: Versions, staleness: Array) -> None:
-        """staleness: the counters' histogram of the ages of weights."""
+        """Connect the parts of a learner.
+
+        Args:
+            model: Stable-Baselines3 model whose replay is a SegmentReplay.
+            limiter: Rate limiter that counts the inserts.
+            versions: Version numbers with their learner updates.
+            staleness: Counters' histogram of weight ages.
+        """
         assert isinstance(model.replay_buffer, SegmentReplay)
         self.model, self.replay, self.limiter, self.versions = model, model.replay_buffer, limiter, versions
         self._staleness, normalize = staleness, model.get_vec_normalize_env()
         self._statistics = None if normalize is None else Statistics(normalize)
-        # Only DQN does something on its steps; for the others the last one sets the same clocks.
+        # Only DQN acts on every step; for the others, one call for the last step sets the same clocks.
         self._interval = max(model.target_update_interval // model.n_envs, 1) if isinstance(model, DQN) else 0
 
     def take(self, rows: Array) -> None:
-        """Segments, each actor's in their order; QuarlError where an environment gave what is no number."""
+        """Take in segments, each actor's in order; raise QuarlError if an environment returned NaN or infinity."""
         for name in ("reward", "observation", "next_observation"):
-            # A sum is sound where all are, but for overflows; bytes always are.
+            # A finite sum proves that all numbers are finite; bytes always are.
             numbers = rows[name]
             if numbers.dtype.kind == "f" and not np.isfinite(numbers.sum()) and not np.isfinite(numbers).all():
                 what = name.replace("_", " ")
-                raise QuarlError(f"the environment gave a {what} that is NaN or infinite: mend its step() or reset()")
-        # how old their weights are, and which episodes end in them
+                raise QuarlError(
+                    f"the environment returned a {what} that is NaN or infinite: fix its step() or reset()"
+                )
+        # Record the age of their weights, and the episodes that end in them.
         model, num = self.model, len(rows)
         steps = self.versions.steps_of(rows["version"])
         ages = np.minimum(model._n_updates - steps[steps >= 0], CLASSES - 1)
@@ -44,12 +53,12 @@ class ReplayInsert:
             model._episode_num += 1
             assert model.ep_info_buffer is not None
             model.ep_info_buffer.append({"r": float(row["episode_return"]), "l": int(row["episode_length"])})
-        # what is learnt from, and how far that may go
+        # Store them in replay, and count them in the limiter.
         self.replay.insert(rows)
         self.limiter.on_insert(num)
         if self._statistics is not None:
             self._statistics.update(rows)
-        # Stable-Baselines3's clocks, which stop where DQN's target network is due, and at the last row
+        # Advance Stable-Baselines3's clocks, stopping when DQN's target network is due, and at the last row.
         left = num
         while left:
             passed = left
@@ -63,15 +72,15 @@ class ReplayInsert:
 
 
 class Statistics:
-    """Updates a model's VecNormalize with the segments that come in, as its own `step` would have done."""
+    """A VecNormalize updater: it takes segments, and has the effect of the wrapper's own `step`."""
 
     def __init__(self, normalize: VecNormalize) -> None:
         self.normalize = normalize
         self._returns: dict[tuple[int, int], tuple[tuple[int, int], float]] = {}
-        """By actor and environment: incarnation and sequence of the step that follows, discounted return before it."""
+        """State by actor and environment: incarnation and sequence of the next step, discounted return before it."""
 
     def update(self, rows: Array) -> None:
-        """Observations and discounted returns of rows, each actor's in their order."""
+        """Update the statistics of observations and discounted returns with rows, each actor's in order."""
         if self.normalize.norm_obs:
             self.normalize.obs_rms.update(rows["observation"].astype(np.float64))
         returns = []
@@ -80,7 +89,7 @@ class Statistics:
         columns = (rows[name].tolist() for name in names)
         for actor, environment, incarnation, sequence, reward, is_over in zip(*columns, over, strict=True):
             following, before = self._returns.get((actor, environment), (None, 0.0))
-            goes_on = following == (incarnation, sequence)  # else steps are missing: no return crosses a gap
+            goes_on = following == (incarnation, sequence)  # otherwise steps are missing: no return crosses a gap
             returns.append((before if goes_on else 0.0) * self.normalize.gamma + reward)
             self._returns[actor, environment] = (incarnation, sequence + 1), 0.0 if is_over else returns[-1]
         if self.normalize.norm_reward:

@@ -1,14 +1,14 @@
-"""Who does what in a run of ActorQ, and through what they speak: read this first.
+"""The roles of a run of ActorQ and the channel between them: read this first.
 
-    supervisor    starts the others, revives the dead, evaluates while they stand still, and ends the run
+    supervisor    starts the others, restarts dead ones, evaluates while they pause, and ends the run.
 
     learner ──── floats ────► publisher ──── packed ────► actors
        ▲                                                     │
        └────────────────────── segments ─────────────────────┘
 
-Each is a process. They share nothing but a Channel: two boards of weights, a queue of segments from each actor, and the
-counters, of which each has one writer. None waits for another inside of it: a board has its newest weights, a
-queue has room or not, and how far each may go stands in the counters.
+Each role is a process. They share nothing but a Channel: two boards of weights, a queue of segments from each actor,
+and the counters, each with one writer. No process waits for another inside the channel: a board has its newest weights,
+a queue has room or not, and the counters hold the limits of each process.
 """
 
 from __future__ import annotations
@@ -31,142 +31,165 @@ from quarl.processes.inside import parent_id
 
 Made = TypeVar("Made")
 LOOK_S = 0.003
-"""Between two looks at a board, which cost 65 us beside two busy cores; where packing takes long, a push comes every
-second or so."""
+"""Seconds between two checks of a board; a check costs 65 us beside two busy cores.
+
+If packing is slow, weights are pushed about once a second.
+"""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Snapshot:
-    """Weights that were published."""
+    """Published weights."""
 
     version: int
     step: int
-    """Learner updates behind them."""
+    """Learner updates behind the weights."""
     stamp_ns: int
-    """time.monotonic_ns() of the learner when they came to be."""
+    """Learner's monotonic time in ns at which the weights were produced."""
     data: Array
     """uint8 [size]."""
 
 
 class Weights(ABC):
-    """One writer publishes numbered snapshots, and any number of readers take the newest; older ones are gone."""
+    """A board: one writer publishes numbered snapshots, any number of readers take the newest; older ones are lost."""
 
     @property
     @abstractmethod
     def version(self) -> int:
-        """Of the newest snapshot; 0 while there is none."""
+        """Version of the newest snapshot; 0 before the first."""
 
     @abstractmethod
     def slot(self, size: int, *, version: int, step: int, stamp_ns: int | None = None) -> AbstractContextManager[Array]:
-        """uint8 [size] to write the next snapshot into, which is published at the end of the block; never waits."""
+        """Yield uint8 [size] for the next snapshot and publish it at the end of the block; never waits.
+
+        Args:
+            size: Number of bytes.
+            version: Number of the snapshot.
+            step: Learner updates behind it.
+            stamp_ns: Learner's monotonic time in ns; None means now.
+        """
 
     @abstractmethod
     def read(self, newer_than: int, make: Callable[[Array], Made]) -> tuple[Snapshot, Made] | None:
-        """The newest snapshot and what `make` makes of its bytes; None where its version is not above `newer_than`.
+        """Return the newest snapshot and `make` of its bytes; None if its version is not above `newer_than`.
 
-        What is made keeps no views of the bytes. It is made once more where they changed meanwhile.
+        The result of `make` must not keep views of the bytes. `make` runs again if they changed meanwhile.
         """
 
     def pull(self, newer_than: int = 0) -> Snapshot | None:
-        """The newest snapshot with bytes of its own, or None as in `read`."""
+        """Return the newest snapshot with its own copy of the bytes, or None as in `read`."""
         read = self.read(newer_than, np.copy)
         return None if read is None else Snapshot(read[0].version, read[0].step, read[0].stamp_ns, read[1])
 
     def publish(self, data: bytes, *, version: int, step: int, stamp_ns: int | None = None) -> None:
-        """Makes `data` the newest snapshot."""
+        """Publish `data` as the newest snapshot.
+
+        Args:
+            data: Bytes of the snapshot.
+            version: Number of the snapshot.
+            step: Learner updates behind it.
+            stamp_ns: Learner's monotonic time in ns; None means now.
+        """
         with self.slot(len(data), version=version, step=step, stamp_ns=stamp_ns) as slot:
             slot[:] = np.frombuffer(data, np.uint8)
 
 
 class Channel(ABC):
-    """All that the processes of a run say to each other. It is pickled into what each is told at its start."""
+    """The shared state of a run's processes; it is pickled into the start arguments of each."""
 
     counters: Counters
     floats: Weights
-    """The learner's float32 numbers, as `Template` has them, for publisher and supervisor."""
+    """The learner's float32 numbers, in `Template`'s layout, for publisher and supervisor."""
     packed: Weights
     """The publisher's packed policies, for actors and supervisor."""
     dtype: np.dtype[Any]
-    """Of a segment (segment.py)."""
+    """Row type of a segment (segment.py)."""
 
     @abstractmethod
     def of(self, actor: int) -> Channel:
-        """The same, for the actor of that number, who sends: `room`, `num_sent`, `send` and `send_rows` are its own."""
+        """Return the channel of one actor: `room`, `num_sent`, `send` and `send_rows` are that actor's own."""
 
     @abstractmethod
     def room(self) -> int:
-        """Segments that this actor can send before the learner takes some."""
+        """Return the number of segments that this actor can send before the learner takes some."""
 
     @abstractmethod
     def num_sent(self) -> int:
-        """Segments that this actor and those before it in its place have sent."""
+        """Return the number of segments that this actor and its predecessors have sent."""
 
     @abstractmethod
     def send(self, head: Head, action: Any, observation: Array, next_observation: Array) -> None:
-        """Writes one segment where the learner will read it; only where there is room."""
+        """Write one segment for the learner; the caller must have checked that there is room.
+
+        Args:
+            head: Fields of the row up to `truncated`.
+            action: Action as replay stores it.
+            observation: Observation before the step.
+            next_observation: Observation after the step.
+        """
 
     @abstractmethod
     def send_rows(self, rows: Array) -> None:
-        """Writes segments [n], of `dtype`, where the learner will read them; only where there is room for all."""
+        """Write segments [n] of `dtype` for the learner; the caller must have checked that there is room for all."""
 
     @abstractmethod
     def num_waiting(self) -> int:
-        """Segments that the learner could take now."""
+        """Return the number of segments that the learner could take now."""
 
     @abstractmethod
     def drain(self, rows: Array) -> int:
-        """Copies the learner's next segments into `rows` [n], at most n of them, and takes them; how many there were.
+        """Take the learner's next segments into `rows` [n], at most n of them, and return their number.
 
-        Each actor's lie together, in their order. Where there are more, those of the oldest weights are taken, so that
-        none ages while younger ones are, and among equals actors in turn.
+        Each actor's segments are contiguous and in order. If more are waiting, those of the oldest weights are taken,
+        so that none ages while newer ones are taken. Among equals, actors take turns.
         """
 
     @abstractmethod
     def observations(self, num: int, rng: np.random.Generator) -> Array | None:
-        """About `num` recent observations of all actors, for the publisher; None before there are any."""
+        """Return about `num` recent observations of all actors, for the publisher; None before there are any."""
 
     @abstractmethod
     def alone(self) -> bool:
-        """Whether no other run shares this machine, so that cores may be given out."""
+        """Return True if no other run shares this machine, so that cores may be assigned."""
 
     @abstractmethod
     def remove(self) -> None:
-        """Ends it, for all who have it."""
+        """Remove the channel for all processes that use it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What a process of a run is told when it is started."""
+    """The start arguments that every process of a run has."""
 
     channel: Channel
     cores: frozenset[int] | None = None
-    """It is pinned to; None: to none."""
+    """Cores to pin the process to; None pins it to none."""
 
 
 class Role:
-    """A process of a run: pinned where asked, and aware of its supervisor's end."""
+    """A process of a run: pinned to cores if requested, and aware of its supervisor's end."""
 
     def __init__(self, start: Start) -> None:
         self.channel, self.counters = start.channel, start.channel.counters
         self._parent = parent_id()
         if start.cores is not None and hasattr(os, "sched_setaffinity"):
-            with contextlib.suppress(OSError):  # not every container allows it, and it is only faster
+            with contextlib.suppress(OSError):  # some containers forbid it, and it only makes the run faster
                 os.sched_setaffinity(0, start.cores)
 
     def orphaned(self) -> bool:
-        """True when the supervisor is no more."""
+        """Return True if the supervisor has exited."""
         return os.getppid() != self._parent
 
     def stopped(self) -> bool:
-        """Whether the supervisor wants an end, or is no more."""
+        """Return True if the supervisor requests an end, or has exited."""
         return bool(self.counters.control[Control.STOP]) or self.orphaned()
 
 
 class Learner(Role, ABC):
-    """Takes segments into replay, updates the model and pushes its float weights, as fast as the limiter allows."""
+    """The role that inserts segments into replay, updates the model and pushes weights at the limiter's pace."""
 
     def run(self) -> None:
-        """From the first weights, which actors wait for, to the last."""
+        """Run from the first weights, which actors wait for, to the last."""
         self.begin()
         while not self.finished():
             self.step()
@@ -174,68 +197,68 @@ class Learner(Role, ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Pushes the first weights for the actors, and saves: there is always something sound to go back to."""
+        """Push the first weights for the actors, and save them: there is always a valid checkpoint to return to."""
 
     @abstractmethod
     def finished(self) -> bool:
-        """True when steps or updates are done, or someone wants an end."""
+        """Return True when all steps or updates are done, or an end was requested."""
 
     @abstractmethod
     def step(self) -> None:
-        """One update where the limiter allows it; else the segments that have come in, or a moment's wait for them.
+        """Make one update if the limiter allows it; otherwise take in segments, or wait a moment for some.
 
-        Afterwards the counters say how far it came, and an evaluation that was due is over.
+        Afterwards the counters show the progress, and an evaluation that was due is complete.
         """
 
     @abstractmethod
     def conclude(self) -> None:
-        """Pushes and saves the last weights, and writes the model."""
+        """Push and save the last weights, and write the model."""
 
 
 class Publisher(Role, ABC):
-    """Packs the newest float weights for actors. It never queues: when it is slow, versions are left out."""
+    """The role that packs the newest float weights for actors. It never queues: if it is slow, it skips versions."""
 
     def run(self) -> None:
-        """Publishes until it is told to stop."""
+        """Publish until the run stops."""
         while not self.stopped():
             if not self.publish():
                 time.sleep(LOOK_S)
 
     @abstractmethod
     def publish(self) -> bool:
-        """Packs and publishes the newest weights; False where there are none that are newer than the last."""
+        """Pack and publish the newest weights; return False if there are none newer than the last."""
 
 
 class Actor(Role, ABC):
-    """Acts in environments with the newest packed policy, and sends every step as a segment."""
+    """The role that acts in environments with the newest packed policy, and sends every step as a segment."""
 
     def run(self) -> None:
-        """Acts until it is told to stop."""
+        """Act until the run stops."""
         while not self.stopped():
             if num_steps := self.allowed():
                 self.act(num_steps)
 
     @abstractmethod
     def allowed(self) -> int:
-        """Steps of all environments that may be made before the next look at the others; 0 after a moment's wait.
+        """Return the number of steps of all environments until the next check of the others; 0 after a short wait.
 
-        Pulls newer weights where it is time to look for some, or those it has would become too old.
+        Pull newer weights if a pull is due, or if the current ones would become too old.
         """
 
     @abstractmethod
     def act(self, num_steps: int) -> None:
-        """Makes at most so many steps of every environment, and sends what comes of them."""
+        """Make at most `num_steps` steps of every environment, and send the segments."""
 
 
 class Supervisor(ABC):
-    """Owns the channel, the processes and the folder of a run."""
+    """The role that owns the channel, the processes and the folder of a run."""
 
     channel: Channel
 
     @abstractmethod
     def run(self) -> Generator[dict[str, Any]]:
-        """Rows of metrics, one a second, while the others work; `result` is there when they end."""
+        """Yield a row of metrics every second while the others work; `result` is set when they end."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends every process and gives the memory back; more than once does no harm."""
+        """End every process and free the memory; repeated calls are harmless."""

@@ -1,4 +1,4 @@
-"""The options of a run that begins or goes on: what is typed over its own, or over RL Zoo's tuned hyper-parameters."""
+"""The options of a new or resumed run: explicit ones over the run's own, or over RL Zoo's tuned hyper-parameters."""
 
 from __future__ import annotations
 
@@ -22,59 +22,58 @@ from quarl.readers.zoo import PREPROCESSING
 from quarl.runs.folder import RunFolder
 
 OWN = {"use_sde", "sde_sample_freq", "replay_buffer_class", "replay_buffer_kwargs", "optimize_memory_usage"}
-"""Arguments of Stable-Baselines3's learners that actors have no use for."""
+"""Stable-Baselines3 learner arguments that do not apply to actors."""
 
 
 def begun(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
-    """The options of the run: those given, completed by its own where it goes on, else by tuned ones.
+    """Return the options of the run: explicit ones, completed by its saved ones if it is resumed, else by tuned ones.
 
-    Refuses a folder that holds a run already: weeks of training are not overwritten by a typo.
+    Raises QuarlError if the folder already holds a run: a typo must not overwrite weeks of training.
     """
     folder = RunFolder(config.output)
     checkpoints, kept = folder.checkpoints(), folder.options.is_file()
     if checkpoints and not config.resume:
-        raise QuarlError(
-            f"{config.output} holds a run ({checkpoints[-1]}): go on with --resume, or name another folder"
-        )
+        raise QuarlError(f"{config.output} already holds a run ({checkpoints[-1]}): use --resume, or another folder")
     if config.resume and not config.output.is_dir():
         raise QuarlError(f"no checkpoint in {config.output}, which does not exist; start without --resume")
     if config.resume and kept:
         config = completed(config, folder.read_args(), folder.options)
     if not checkpoints:
         if config.resume:
-            say(f"{config.output} holds no checkpoint yet: the run starts at its beginning")
+            say(f"{config.output} holds no checkpoint yet: the run starts from the beginning")
         config = adopt(config, say)
     elif kept:
-        say(f"going on to {config.steps:,} environment steps, with the options in {folder.options}")
+        say(f"resuming to {config.steps:,} environment steps, with the options in {folder.options}")
     else:
-        say(f"{folder.options} is missing: the run goes on with the options given here")
-    # a longer run does not move the delay
+        say(f"{folder.options} is missing: the run resumes with the options of this command")
+    # Fix the delay in steps: a longer run does not move it.
     return replace(config, resume=bool(checkpoints), n_timesteps=config.steps, quant_delay=config.delay(config.steps))
 
 
 def adopt(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
-    """`config` with the tuned hyper-parameters for its task as its own; what is given wins over them.
+    """Return `config` with the tuned hyper-parameters of its task; explicit options override them.
 
-    n_envs environments that make train_freq steps each between two rounds of updates are n_envs * train_freq steps of
-    all actors, and noise_std is the largest of their sigmas. One line says what was taken, another what became of it.
+    With n_envs environments that make train_freq steps each between two rounds of updates, actors make n_envs *
+    train_freq steps in all. noise_std becomes the largest of the actors' sigmas. One line reports the origin of the
+    hyper-parameters, another one the changes for actors.
     """
     environment = Environment.typed_by_user(config.env)
     env_id = environment.env_id
     if atari := environment.is_atari:
-        say(f"a game of Atari: {described(environment_of(config))}")
+        say(f"Atari game: {described(environment_of(config))}")
     if config.preset != "tuned":
         return config
     published = tuned.read(config.algo, env_id, atari=atari)
     say(f"hyper-parameters: {published.origin}")
-    # what is tuned, but for what actors do anyway
+    # Take the tuned values, without those that actors apply anyway.
     given, preprocessing = config.hyperparameters(), PREPROCESSING if atari else ()
     left = {name: value for name, value in published.written.items() if value is not None and name not in preprocessing}
-    # what actorq, which keeps the last policy, has in its place
+    # Replace values for a good last policy: actorq keeps the last policy, not the best.
     without = {name for name in GIVEN_ONCE if getattr(config, name) is not None} | given.keys()
     lasting = {n: value for n, value in tuned.for_last_policy(config.algo, env_id).items() if n not in without}
     left |= lasting
     said = [f"{name} {value}, for a good last policy" for name, value in lasting.items()]
-    # what is an option here
+    # Move values that are options of this command.
     options: dict[str, Any] = {"preset": "none"}
     num_envs, kind, std = left.pop("n_envs", 1), left.pop("noise_type", None), left.pop("noise_std", None)
     steps, _policy = left.pop("n_timesteps"), left.pop("policy", None)
@@ -82,18 +81,18 @@ def adopt(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
         options["n_timesteps"] = int(steps)
     if normalize := left.pop("normalize", False):
         options["normalize"] = True
-        said += [] if normalize is True else ["normalize is --normalize, of observations and rewards"]
+        said += [] if normalize is True else ["normalize is --normalize (observations and rewards)"]
     explores = config.sigma != ActorQConfig.sigma or "sigma" in config.typed or config.algo == "sac"
     if kind and published.is_tuned and not explores:
         options["sigma"] = float(std)
-        said.append(f"{kind} noise is --sigma {std:g}, drawn anew at every step")
-    # the ratio, of all environments
+        said.append(f"{kind} noise is --sigma {std:g}, drawn at every step")
+    # Apply the ratio to all environments together.
     if num_envs > 1 and isinstance(left.get("train_freq"), int):
         left["train_freq"] *= num_envs
         said.append(f"train_freq of {num_envs} environments is {left['train_freq']}")
     if config.samples_per_insert is not None:
         without |= {"train_freq", "gradient_steps"}
-    # layers that are given, and what actors have no use for
+    # Drop explicit layers, and arguments that do not apply to actors.
     if (config.net_arch is not None or CRITIC in given) and "policy_kwargs" in left:
         kwargs = literals.mapping(left["policy_kwargs"], names=True)
         left["policy_kwargs"] = literals.spell({name: value for name, value in kwargs.items() if name != "net_arch"})
@@ -102,7 +101,7 @@ def adopt(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
         said.append(f"{', '.join(dropped)} left out")
     if said:
         say(f"for actors, {'; '.join(said)}")
-    # the rest, as words of --params under those that are given
+    # Put the rest in front of the explicit --params.
     words = (
         f"{name}:{value if isinstance(value, str) else literals.spell(value)}"
         for name, value in left.items()

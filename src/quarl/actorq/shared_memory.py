@@ -1,8 +1,8 @@
-"""Memory that the processes of one run share: named arrays in one file that the supervisor owns.
+"""Memory shared by the processes of one run: named arrays in one file that the supervisor owns.
 
-A file under mmap, and not multiprocessing's SharedMemory, whose segments vanish when a process that merely attached to
-them exits. The supervisor holds a lock on it from before it has its name, so that the next run can remove what a killed
-one left, and nothing else: process ids do not tell, where containers share the folder.
+The module maps a file instead of using multiprocessing's SharedMemory, whose segments vanish when a process that merely
+attached to them exits. The supervisor holds a lock on the file from before it has its name. The next run can therefore
+remove the file of a killed run, and no other; process ids do not identify runs when containers share the folder.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ LINE = 64
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One named array."""
+    """The layout of one named array."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
     @property
     def extent(self) -> int:
-        """Bytes that it takes: whole cache lines."""
+        """Bytes that the array takes: whole cache lines."""
         return -(-max(self.dtype.itemsize * int(np.prod(self.shape)), 1) // LINE) * LINE
 
 
@@ -47,6 +47,16 @@ class Memory:
     """The mapped file. All bytes are zero at first; the arrays are views, valid as long as this object."""
 
     def __init__(self, path: Path, blocks: Mapping[str, Block], *, create: bool = False) -> None:
+        """Map the file; `create` makes and locks it first.
+
+        Args:
+            path: Path of the file.
+            blocks: Layout of each array, by name.
+            create: Create the file instead of attaching to it.
+
+        Raises:
+            QuarlError: If the memory is not available.
+        """
         self.path = path
         self.blocks = dict(blocks)
         *starts, size = itertools.accumulate((block.extent for block in self.blocks.values()), initial=0)
@@ -59,7 +69,7 @@ class Memory:
                 lock_descriptor(descriptor)
                 self._lock = os.dup(descriptor)
                 unnamed.rename(path)
-                # Reserves the pages now: a full tmpfs must be an error here and no bus error in the middle of a run.
+                # Reserve the pages now: a full tmpfs must raise here, and not cause a bus error in the middle of a run.
                 os.posix_fallocate(descriptor, 0, size)
             self._map = mmap.mmap(descriptor, size)
         except OSError as error:
@@ -74,17 +84,17 @@ class Memory:
             os.close(descriptor)
 
     def __reduce__(self) -> tuple[type[Memory], tuple[Path, dict[str, Block]]]:
-        """Another process has the same bytes."""
+        """Pickle the path and layout; another process maps the same bytes."""
         return Memory, (self.path, self.blocks)
 
     @classmethod
     def create(cls, blocks: Mapping[str, Block], *, named: bool = True) -> Memory:
-        """New memory of this process; `remove` ends it. Without a name it ends with the process, however that ends."""
+        """Allocate memory until `remove`; without a name it ends with the process, however that ends."""
         if not hasattr(os, "posix_fallocate"):
             raise UnsupportedError(
                 "quarl actorq needs Linux: its processes share memory that other systems do not reserve"
             )
-        for path in _all():  # of supervisors that are no more, wherever they had it
+        for path in _all():  # left by killed supervisors, in either folder
             if not _held(path):
                 with contextlib.suppress(OSError):
                     path.unlink()
@@ -100,18 +110,18 @@ class Memory:
         return cls(folder / name, blocks, create=True)
 
     def array(self, name: str) -> Array:
-        """The array of that name."""
+        """Return the array with that name."""
         block = self.blocks[name]
         flat = np.frombuffer(self._map, block.dtype, int(np.prod(block.shape)), self._starts[name])
         view: Array = flat.reshape(block.shape)
         return view
 
     def alone(self) -> bool:
-        """Whether no other run has memory on this machine."""
+        """Return True if no other run has memory on this machine."""
         return not any(path != self.path and _held(path) for path in _all())
 
     def remove(self) -> None:
-        """Deletes the file; processes that have it mapped keep their memory until they end."""
+        """Delete the file; processes that have it mapped keep their memory until they end."""
         if self.path.name.startswith(PREFIX):
             self.path.unlink(missing_ok=True)
         if self._lock is not None:
@@ -120,7 +130,7 @@ class Memory:
 
 
 def _folder(size: int) -> Path:
-    """Memory-backed where there is room, so that nothing is written to a disk."""
+    """Return a memory-backed folder if it has room, so that nothing is written to a disk."""
     if SHARED.is_dir() and os.access(SHARED, os.W_OK):
         stat = os.statvfs(SHARED)
         if stat.f_bavail * stat.f_frsize > size:
@@ -129,13 +139,13 @@ def _folder(size: int) -> Path:
 
 
 def _all() -> list[Path]:
-    """The memory of every run on this machine."""
+    """Return the memory files of all runs on this machine."""
     folders = {SHARED, Path(tempfile.gettempdir())}
     return [path for folder in folders for path in folder.glob(f"{PREFIX}[0-9]*-*")]
 
 
 def _held(path: Path) -> bool:
-    """Whether a supervisor has it, in whichever container."""
+    """Return True if a supervisor holds the file, in whichever container."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         return not hold(file.fileno())
     return path.exists()  # locked, or another user's

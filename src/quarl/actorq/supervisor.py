@@ -1,4 +1,4 @@
-"""The supervisor: starts learner, publisher and actors, replaces those that die, evaluates, and keeps the books."""
+"""The supervisor: starts learner, publisher and actors, restarts dead ones, evaluates, and writes the metrics."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ from quarl.runs.folder import RunFolder
 from quarl.runs.outcome import Ended
 
 RING_ROWS = 4096
-"""Segments that an actor may be ahead of the learner's reading; fewer where observations are large."""
+"""Segments that an actor may be ahead of the learner's reading; fewer if observations are large."""
 RING_BYTES = 64 * 2**20
 TICK_S = 0.05
 ROW_S = 1.0
-"""Between two rows of metrics."""
+"""Seconds between two rows of metrics."""
 ALONE = {"rollout/ep_rew_mean": "return_mean", "time/fps": "timesteps_per_s", "train/loss": "loss"}
-"""What of the learner's tags the supervisor writes where only one process of a run may."""
+"""Learner tags that the supervisor writes for trackers that allow only one process per run."""
 CATCH_UP_S = 30.0
-"""For the publisher to pack the newest weights before an evaluation."""
+"""Seconds for the publisher to pack the newest weights before an evaluation."""
 GRACE_S = 4.0
-"""For actors and publisher to leave when the learner has."""
+"""Seconds for actors and publisher to exit after the learner."""
 FINISH_S = 30.0
-"""For the learner to come to the end of its update after a signal, on a machine with other things to do."""
+"""Seconds for the learner to finish its update after a signal, on a busy machine."""
 SAVE_S = 120.0
-"""More for a learner that is at its last checkpoint: a large replay takes its time, and the next signal ends it."""
+"""Seconds for a learner that writes its last checkpoint: a large replay takes time. The next signal ends it."""
 USAGE, TOO_FEW = 2, 4
-"""Exit codes: the user's mistake; fewer actors than --min-actors."""
+"""Exit codes: a user error; fewer actors than --min-actors."""
 
 
 class Supervisor(roles.Supervisor):
-    """One run, from start to its last line of metrics."""
+    """The supervisor of one run, from the start to its last row of metrics."""
 
     def __init__(
         self,
@@ -61,16 +61,24 @@ class Supervisor(roles.Supervisor):
         children: Callable[[Callable[[str], None]], Children] = Children,
         family: Callable[..., ActorFamily] = ActorFamily,
     ) -> None:
-        """open_channel: from actors, numbers of the weights, dtype of segments, and how many may be on their way.
+        """Resolve the options, and create the channel and the workers without starting them.
 
-        children: what starts and ends them. family: what the actors are, from the arguments of ActorFamily.
+        Args:
+            config: Options of the run.
+            say: Receives the lines for the user.
+            open_channel: Creates the channel from the number of actors, the number of weights, the dtype of segments
+                and the capacity of a ring.
+            children: Creates the object that starts and ends processes.
+            family: Creates the actors, from the arguments of ActorFamily.
         """
+        # Check everything that the learner would refuse.
         config = begun(config, say)
         self.config, self.say = config, say
         environment = recalled(config)
         model = build(config, environment)
-        limiter_of(config, model)  # refuses here what the learner would, before there is a folder
+        limiter_of(config, model)  # check here for the learner's errors, before there is a folder
         self.template = Template(model)
+        # Size the rings and create the channel.
         dtype = segment_dtype(model.observation_space, model.action_space)
         rows = ring_rows(dtype.itemsize, config.num_envs)
         self.channel: roles.Channel = open_channel(config.num_actors, self.template.num_floats, dtype, rows)
@@ -87,22 +95,25 @@ class Supervisor(roles.Supervisor):
         self.picked_up = False
 
     def run(self) -> Generator[dict[str, Any]]:
-        """Rows of metrics, one a second; `result` is there when they end."""
+        """Yield a row of metrics every second; `result` is set when they end."""
         self.result: Ended[dict[str, Any]] = Ended(exit_code=1, message="the run did not end", row=None)
         started = time.perf_counter()
         previous: dict[str, Any] | None = None
         with contextlib.closing(self), locked(self.config.output), self.interrupts:
+            # Start all processes.
             try:
                 RunFolder(self.config.output).describe(self.config)
                 for child in self.workers.all:
                     self.children.start(child)
                 next_row = time.perf_counter()
+                # Watch them, and yield the metrics.
                 while (ended := self._tick()) is None:
                     if time.perf_counter() >= next_row and self.counters.learner[Learner.READY]:
                         next_row = time.perf_counter() + ROW_S
                         previous = metrics.row(self.counters, time.perf_counter() - started, previous)
                         self._log(previous)
                         yield previous
+                # Evaluate the last weights, and set the result.
                 last = metrics.row(self.counters, time.perf_counter() - started, previous)
                 if began := bool(self.counters.learner[Learner.READY]):
                     self._log(last)
@@ -113,26 +124,26 @@ class Supervisor(roles.Supervisor):
                 if began:
                     yield last
             except Exception:
-                self._wind_up()  # whatever went wrong: the learner has saved before it goes on
+                self._wind_up()  # after any error: let the learner save before the error propagates
                 raise
 
     def _tick(self) -> tuple[int, str] | None:
-        """One look at everything; (exit code, message) when the run is over."""
-        # until something dies, or a moment is over
+        """Check all processes once; return (exit code, message) when the run has ended."""
+        # Wait until a process ends, or for a moment.
         wait([child.sentinel for child in self.children.alive()], timeout=TICK_S)
         if self.interrupts.number is not None:
             self._wind_up()
             stopped = self._over(SIGNALLED + self.interrupts.number, "stopped by a signal")
-            # a mistake: such as a last checkpoint that the disk did not take
+            # a user error, such as a last checkpoint for which the disk had no room
             return self._learner_left() if self.workers.learner.result.mistake else stopped
         cells, control, workers = self.counters.learner, self.counters.control, self.workers
-        # a resumed run goes on behind its evaluations, before anything is written in the end
+        # Restore a resumed run's evaluations before anything else is written.
         if self.config.resume and not self.picked_up and cells[Learner.READY]:
             self._pick_up()
-        # the learner's end is the run's
+        # End the run when the learner ends.
         if not workers.learner.alive():
             return self._learner_left()
-        # whoever hangs is killed, whoever is dead revived
+        # Kill hung processes, and restart dead ones.
         workers.look()
         if not workers.publisher.alive():
             self.children.revive(workers.publisher)
@@ -142,14 +153,14 @@ class Supervisor(roles.Supervisor):
         if mistake := workers.actors.revive(self.children):
             self._wind_up()
             return USAGE, mistake
-        # fewer actors than the user wants are no run
+        # End the run when it has fewer actors than --min-actors.
         at_work, config = workers.actors.num_at_work, self.config
         control[Control.ACTORS] = workers.actors.num_alive
         if at_work < config.min_actors:
             left = f"only {at_work} of {config.actors} actors are left and --min-actors is {config.min_actors}"
             self._wind_up()
             return self._over(TOO_FEW, left)
-        # an evaluation that the learner waits for
+        # Play an evaluation that the learner waits for.
         if cells[Learner.EVALUATIONS] > control[Control.EVALUATED]:
             if self._catch_up() and self._evaluate() and self.evaluator.reached:
                 control[Control.FINISH] = 1
@@ -157,20 +168,20 @@ class Supervisor(roles.Supervisor):
         return None
 
     def _over(self, code: int, why: str) -> tuple[int, str]:
-        """The end of a run that can go on."""
-        return code, f"{why}; go on with --resume -o {self.config.output}"
+        """Return the exit code and a message that explains how to resume."""
+        return code, f"{why}; resume with --resume -o {self.config.output}"
 
     def _pick_up(self) -> None:
-        """Goes on behind the run's evaluations, which may have reached the target."""
+        """Restore the run's evaluations, which may already have reached the target."""
         self.picked_up, began_at = True, int(self.counters.learner[Learner.BEGAN_AT])
         self.evaluator.resume(began_at)
         self.files.write(lambda: write_rows(self._metrics, read_rows(self._metrics, began_at)))
         if self.evaluator.reached_s is not None:
-            self.say(f"--target {self.config.target:g} was reached; name a higher one to train on")
+            self.say(f"--target {self.config.target:g} was reached; set a higher one to continue training")
             self.counters.control[Control.FINISH] = 1
 
     def _learner_left(self) -> tuple[int, str]:
-        """The end of the run, good or bad."""
+        """Return the exit code and message of a run whose learner has ended."""
         if self.counters.learner[Learner.DONE]:
             self._catch_up()
             self.counters.control[Control.STOP] = 1
@@ -183,30 +194,30 @@ class Supervisor(roles.Supervisor):
         return self._over(USAGE, reason) if self.counters.learner[Learner.TIMESTEPS] else (USAGE, reason)
 
     def _conclude(self) -> tuple[int, str]:
-        """The last evaluation; whatever becomes of it, the training is not lost."""
-        there = "model and checkpoint are there"
+        """Play the last evaluation; the training is kept even if it fails."""
+        there = "model and checkpoint are saved"
         try:
             whole = self._evaluate(last=True)
-        except Exception as error:  # of a simulator, twice
+        except Exception as error:  # a simulator failed twice
             return 1, f"the last evaluation failed ({in_one_line(error)}); {there}"
         signal = self.interrupts.number or 0
         return (0, "") if whole else self._over(SIGNALLED + signal, f"stopped in its last evaluation; {there}")
 
     def _evaluate(self, *, last: bool = False) -> bool:
-        """Plays episodes with the weights that the learner has just pushed; False where a signal came first.
+        """Play episodes with the weights that the learner has just pushed; return False if a signal came first.
 
-        What raises there costs the evaluation and not the run, but for the last one.
+        An error costs the evaluation and not the run, except in the last one.
         """
         try:
             return self.interrupts.attempt(partial(self.evaluator.evaluate, last=last))
-        except Exception as error:  # whatever a simulator raises
+        except Exception as error:  # a simulator may raise anything
             if last:
                 raise
-            self.say(f"an evaluation is left out ({in_one_line(error)}); training goes on")
+            self.say(f"an evaluation failed ({in_one_line(error)}); training continues")
             return True
 
     def _catch_up(self) -> bool:
-        """Waits until the publisher has packed what the learner pushed last; False where a signal came first."""
+        """Wait until the publisher has packed the learner's last weights; return False if a signal came first."""
         deadline = time.monotonic() + CATCH_UP_S
         while self.channel.packed.version < self.channel.floats.version and time.monotonic() < deadline:
             if self.interrupts.number is not None:
@@ -217,13 +228,13 @@ class Supervisor(roles.Supervisor):
         return True
 
     def _wind_up(self) -> None:
-        """Lets the learner save, and everyone go; kills whoever does not."""
+        """Let the learner save and all processes exit; kill those that do not."""
         self.counters.control[Control.FINISH] = self.counters.control[Control.STOP] = 1
         if self.interrupts.number is not None:
             with contextlib.suppress(OSError):  # after SIGHUP there is no terminal
                 self.say(f"stopping: the learner finishes its update and saves; {ONCE_MORE}")
         learner, cells, start = self.workers.learner, self.counters.learner, time.monotonic()
-        until = start + (FINISH_S if cells[Learner.READY] else 0)  # before that it has nothing to save
+        until = start + (FINISH_S if cells[Learner.READY] else 0)  # before READY it has nothing to save
         while learner.alive() and time.monotonic() < until:
             learner.join(TICK_S)
             if saving_since := float(cells[Learner.SAVING_S]):
@@ -232,7 +243,7 @@ class Supervisor(roles.Supervisor):
 
     def _log(self, row: dict[str, Any]) -> None:
         self.files.write(lambda: append_row(self._metrics, row))
-        if self.config.track != "none":  # beside what the learner writes by Stable-Baselines3's tags
+        if self.config.track != "none":  # beside the learner's own Stable-Baselines3 tags
             for name, value in metrics.scalars(row).items():
                 self.evaluator.logger.record(f"actorq/{name}", value)
             for tag, name in ALONE.items() if self.config.track != "tensorboard" else ():
@@ -240,7 +251,7 @@ class Supervisor(roles.Supervisor):
             self.evaluator.logger.dump(row["timesteps"])
 
     def close(self) -> None:
-        """Ends every process and gives the memory back; more than once does no harm."""
+        """End every process and free the memory; repeated calls are harmless."""
         self.children.kill()
         self.channel.remove()
         self.evaluator.logger.close()
@@ -261,18 +272,18 @@ class Supervisor(roles.Supervisor):
 
 
 def ring_rows(size: int, num_envs: int) -> int:
-    """Segments of `size` bytes that may be on their way; QuarlError where no step of all environments has room."""
+    """Return the ring capacity in segments of `size` bytes; raise QuarlError if a step of all is too large."""
     rows = max(min(max(RING_ROWS, 2 * num_envs), RING_BYTES // size), 2)
     if rows < num_envs:
         raise QuarlError(
-            f"--envs-per-actor {num_envs}: a step of them all is {num_envs * size / 2**20:,.0f} MiB, and what an actor "
-            f"sends has room for {RING_BYTES // 2**20}: use at most {rows}"
+            f"--envs-per-actor {num_envs}: one step of all is {num_envs * size / 2**20:,.0f} MiB, but an actor's "
+            f"ring holds {RING_BYTES // 2**20} MiB: use at most {rows}"
         )
     return rows
 
 
 def warn_about_cores(config: ActorQConfig) -> None:
-    """One line where this machine has more processes than cores to run them."""
+    """Warn if this machine has fewer cores than processes."""
     actors = config.num_actors if config.cluster in (None, "local") else config.actors_per_node or 0
     if actors + 1 > usable_cores():
         note(f"{actors} actors and a learner share {usable_cores()} cores: they will slow each other down")

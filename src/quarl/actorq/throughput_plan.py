@@ -1,7 +1,7 @@
-"""The plan of a run: three rates that are timed on this machine, and which of them the others wait for.
+"""The plan of a run: three rates timed on this machine, and the bottleneck among them.
 
-A run in balance makes batch_size / samples_per_insert environment steps for every update. Steps, and taking in weights,
-are timed in a real actor process, inserts and updates in a real learner. What the publisher does is left out.
+A balanced run makes batch_size / samples_per_insert environment steps for every update. Environment steps and weight
+loading are timed in a real actor process, inserts and updates in a real learner. The publisher's work is left out.
 """
 
 from __future__ import annotations
@@ -31,39 +31,39 @@ from quarl.machine import usable_cores
 from quarl.rows import ActorPrecision, Column, Row
 
 Arm = tuple[str, str]
-"""(precision, engine) of an actor."""
+"""Precision and engine of an actor."""
 Bottleneck = Literal["actors", "learner", "even"]
 TORCH, FLOAT, PLAIN = ("fp32", "torch"), ("fp32", "litert"), ("fp32", "stable-baselines3")
 ARMS: tuple[Arm, ...] = (TORCH, FLOAT, ("fp16", "litert"), ("int8", "litert"), ("int4", "litert"))
 SECONDS, ROUNDS, MIN_CALLS = 2.0, 4, 4
-"""For each rate; turns that precisions take, so that a slow moment meets all; calls of what is slow, at least."""
+"""Seconds for each rate; rounds over the precisions, so that a slow moment affects all; minimum calls per operation."""
 START_S = 60.0
-"""For an actor to come up, or to make a step on other weights."""
+"""Seconds for an actor to start, or to make a step with other weights."""
 BLOCK, KEPT = 64, 500
-"""Segments of a block at most, and blocks that are kept for the learner."""
+"""Maximum segments of a block, and maximum number of blocks kept for the learner."""
 EVEN = 1.1
-"""Rates within this factor of each other are even."""
+"""Factor within which two rates count as even."""
 MUCH = 0.25
-"""Of an actor's time, from which on what it is spent on is pointed at."""
+"""Share of an actor's time above which its cause is reported."""
 REGIMES = {
-    "actor-bound": "the learner waits for them: raise --actors, --envs-per-actor or --samples-per-insert",
-    "between": "fp32 ones hold the learner up, these less: a faster one (--device, --learner-dtype) gains more by them",
-    "learner-bound": "all wait for the learner: a faster one helps (--device, --learner-dtype), or a lower ratio",
+    "actor-bound": "the learner waits for actors: raise --actors, --envs-per-actor or --samples-per-insert",
+    "between": "fp32 actors delay the learner, these less: a faster learner (--device, --learner-dtype) gains more",
+    "learner-bound": "all wait for the learner: use a faster one (--device, --learner-dtype) or a lower ratio",
 }
 
 
 class Step(NamedTuple):
-    """Seconds of one environment step of an actor, and of taking in a version."""
+    """Seconds of an actor's environment step and of its weight loading."""
 
     precision: str
     engine: str
     environment_s: float
     inference_s: float
-    """A call, divided by the environments that it serves."""
+    """Seconds of a call, divided by the environments that it serves."""
     overhead_s: float
-    """Exploration, books and ring."""
+    """Seconds of exploration, counters and ring."""
     load_s: float = 0.0
-    """From finding new weights to acting with them."""
+    """Seconds from finding new weights to acting with them."""
 
     @property
     def arm(self) -> Arm:
@@ -76,42 +76,42 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What was timed, in seconds, and what of the learner goes with it."""
+    """The measured rates in seconds, and the learner's settings behind them."""
 
     batch_size: int
     samples_per_insert: float
-    """The ratio of the configuration."""
+    """Ratio of the configuration."""
     update_s: float
     insert_s: float
-    """The learner's time for one segment."""
+    """Learner's seconds for one segment."""
     steps: tuple[Step, ...]
-    """Of every arm, and of plain Stable-Baselines3: its `predict` between an actor's environment and overhead."""
+    """Step of every arm, and of plain Stable-Baselines3: its `predict` between an actor's environment and overhead."""
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Rates:
-        """What `dataclasses.asdict` made of one."""
+        """Restore rates from the fields that `dataclasses.asdict` returned."""
         return cls(**{**fields, "steps": tuple(Step(*step) for step in fields["steps"])})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRow(Row):
-    """What one precision on one engine would do; times are of one environment step."""
+    """The predicted rates of one precision on one engine; times are per environment step."""
 
     command = "actorq plan"
     precision: ActorPrecision
     engine: str
-    """stable-baselines3: its own loop, in which environment, `predict` and learner take turns in one process."""
+    """Engine of the actors; stable-baselines3 means its own loop: environment, `predict` and learner in one process."""
     env_us: Annotated[float, Column("environment µs", formats.three_digits)]
     inference_us: Annotated[float, Column("inference µs", formats.three_digits)]
-    """A call, divided by the environments that it serves."""
+    """Time of a call, divided by the environments that it serves."""
     overhead_us: Annotated[float, Column("overhead µs", formats.three_digits)]
-    """Exploration, books and ring of a step."""
+    """Time of exploration, counters and ring per step."""
     weights_us: Annotated[float, Column("weights µs", formats.three_digits)]
-    """Taking in every version that is published, or that is looked for, spread over the steps between two of them."""
+    """Time of weight loading for every version that is published, or checked for, spread over the steps in between."""
     steps_per_s: Annotated[float, Column("steps/s an actor", "{:,.0f}".format)]
-    """Of one actor that never waits: 1e6 over the sum of the four, times its share of a core."""
+    """Steps of one actor that never waits: 1e6 over the sum of the four, times its share of a core."""
     learner_ms: Annotated[float, Column("learner ms", formats.three_digits)]
-    """One update, with its inserts."""
+    """Time of one update, with its inserts."""
     predicted_updates_per_s: Annotated[float, Column("updates/s", formats.three_digits)]
     predicted_speedup_vs_torch_fp32: Annotated[float | None, Column("× torch fp32", formats.times)]
     predicted_speedup_vs_litert_fp32: Annotated[float | None, Column("× fp32", formats.times)]
@@ -125,15 +125,24 @@ def measure(
     seconds: float = SECONDS,
     say: Callable[[str], None] = lambda line: None,
 ) -> Rates:
-    """The rates of the run that `config` describes; `say` hears what is being timed."""
+    """Measure the rates of the run that `config` describes.
+
+    Args:
+        config: Options of the run.
+        arms: Pairs (precision, engine) of actors to time.
+        seconds: Seconds for each rate.
+        say: Receives one line for each part that is timed.
+    """
     with temporary_folder() as folder, threads(config.learner_threads):
         supervisor = Supervisor(replace(config, output=folder, resume=False), lambda line: None)
         with contextlib.closing(supervisor):
+            # Time the actors, engine by engine.
             segments: list[Array] = []
             timed: list[Step] = []
             for engine in dict.fromkeys(engine for _, engine in arms):
                 say(f"actor, {engine}")
                 timed += steps(supervisor, [arm for arm in arms if arm[1] == engine], seconds, segments)
+            # Time the learner on the actors' segments, then one call of `predict`.
             say("learner")
             rows = np.concatenate(segments)
             learner = LearnerLoop(replace(supervisor.workers.learner.spec, cores=None))
@@ -152,30 +161,39 @@ def measure(
 
 
 def steps(supervisor: Supervisor, arms: Sequence[Arm], seconds: float, segments: list[Array]) -> Iterator[Step]:
-    """A step of each arm, all of one engine, in one actor process that never waits; keeps some of its segments."""
+    """Yield the step of each arm, timed in one actor process that never waits.
+
+    Args:
+        supervisor: Supervisor whose first actor is used.
+        arms: Pairs (precision, engine), all with the same engine.
+        seconds: Seconds for each arm.
+        segments: List that some of the actor's segments are appended to.
+    """
     config, counters, child = supervisor.config, supervisor.counters, supervisor.workers.actors.children[0]
     cells, rows = counters.actors[0], np.zeros(BLOCK, supervisor.channel.dtype)
 
     def booked(column: Actor, above: float, until: float = 0.0) -> Array:
-        """The actor's books when it has more than `above` in that column, and the time has come."""
+        """Return the actor's counters once column `column` exceeds `above` and time `until` has passed."""
         deadline = max(time.monotonic() + START_S, until)
         while cells[column] <= above or time.monotonic() < until:
             if not child.alive():
                 raise QuarlError(f"an actor died while it was timed ({child.reason()})")
             if time.monotonic() > deadline:
-                raise QuarlError(f"an actor made no step of {config.env} in {START_S:g} s")
-            while num := supervisor.channel.drain(rows):  # as the learner would, so that there is always room
+                raise QuarlError(f"an actor made no step in {config.env} within {START_S:g} s")
+            while num := supervisor.channel.drain(rows):  # drain as the learner would, so that there is always room
                 if len(segments) < KEPT:
                     segments.append(rows[:num].copy())
             time.sleep(0.001)
         books: Array = cells.copy()
         return books
 
+    # Restart the actor with the engine of the arms.
     engine: Any = arms[0][1]
-    child.kill()  # another engine's
+    child.kill()  # it runs another engine
     child.spec = replace(child.spec, config=replace(config, engine=engine), incarnation=child.spec.incarnation + 1)
     counters.learner[Learner.INSERT_LIMIT] = 2**53
     supervisor.children.start(child)
+    # Time the arms in turns.
     packers = [Packer(precision, config.comm_bits, config.weight_compress) for precision, _ in arms]
     spent, load_s = np.zeros((len(arms), len(cells))), np.zeros((len(arms), ROUNDS))
     for turn, place in itertools.product(range(ROUNDS), range(len(arms))):
@@ -183,46 +201,53 @@ def steps(supervisor: Supervisor, arms: Sequence[Arm], seconds: float, segments:
         version, old = supervisor.channel.packed.version, cells.copy()
         supervisor.channel.packed.publish(data, version=version + 1, step=0)
         loaded = booked(Actor.VERSION, version)
-        before = booked(Actor.LOOP_S, loaded[Actor.LOOP_S])  # until taking in the weights is in the books
+        before = booked(Actor.LOOP_S, loaded[Actor.LOOP_S])  # wait until loading the weights is in the counters
         load_s[place, turn] = (before - old)[[Actor.PULL_S, Actor.DESERIALIZE_S, Actor.LOAD_S]].sum()
         until = time.monotonic() + seconds / ROUNDS
         spent[place] += booked(Actor.ENVIRONMENT_S, before[Actor.ENVIRONMENT_S], until) - before
+    # Divide by the number of steps.
     for arm, sums, loads in zip(arms, spent, np.median(load_s, axis=1), strict=True):
         times = {column.name.lower(): float(sums[column] / sums[Actor.STEPS]) for column in Actor}
         yield Step(*arm, times["environment_s"], times["inference_s"], overhead_s(times), float(loads))
 
 
 def _learning(learner: LearnerLoop, rows: Array, num_inserts: float, seconds: float) -> tuple[float, float]:
-    """Seconds of an update, and of an insert of one segment, where so many of `rows` come in between two updates."""
+    """Return the seconds of an update, and of an insert of one segment, with `num_inserts` inserts per update."""
     blocks = itertools.cycle(np.array_split(rows, np.clip(len(rows) / num_inserts, 1, len(rows)).astype(int)))
     span = rows["sequence"].max() + 1
     inserts, insert_s, updates, update_s = 0, 0.0, 0, 0.0
     deadline = time.perf_counter() + seconds
     while updates < MIN_CALLS or time.perf_counter() < deadline:
         segments = next(blocks)
-        segments["sequence"] += span  # of the same stream once more
+        segments["sequence"] += span  # number the same stream further
         start = time.perf_counter()
         learner.replay_insert.take(segments)
         inserted, settled = time.perf_counter(), learner.updates.settled
         insert_s += inserted - start
-        learner.update()  # to the end, also on a GPU: its losses are looked at
-        if settled and inserts:  # the first update makes the optimizer's state, some on a GPU a graph
+        learner.update()  # includes a wait for the GPU, because the losses are read
+        if settled and inserts:  # the first update creates the optimizer's state, and some on a GPU a graph
             updates, update_s = updates + 1, update_s + time.perf_counter() - inserted
         inserts += len(segments)
     return update_s / updates, insert_s / inserts
 
 
 def predict(rates: Rates, config: ActorQConfig, cores: int | None = None) -> list[PlanRow]:
-    """A row for every step of the rates, in their order, on so many cores; None: on this machine's."""
+    """Predict a row for every step of `rates`, in order.
+
+    Args:
+        rates: Measured rates.
+        config: Options of the run.
+        cores: Number of cores; None means those of this machine.
+    """
     cores = usable_cores() if cores is None else cores
     num_steps = rates.batch_size / (config.samples_per_insert or rates.samples_per_insert)
     learner_s = rates.update_s + num_steps * rates.insert_s
-    # An actor fills one core; the learner's threads have theirs before them.
+    # An actor fills one core; the learner's threads take theirs first.
     actor_cores = min(config.num_actors, max(cores - config.learner_threads, 1))
-    # An actor takes in a version when it is published, or when it looks for it, whichever comes later.
+    # An actor loads a version when it is published or when it checks for one, whichever comes later.
     versions = min(1 / config.publish_interval, num_steps / config.num_actors / config.actor_update_interval)
     load_s = {step.arm: config.num_actors * versions * step.load_s / num_steps for step in rates.steps}
-    costs = {}  # of an update, by arm: seconds that its steps take the actors, and until the next one
+    costs = {}  # per update, by arm: the actors' seconds for its steps, and the seconds until the next update
     for step in rates.steps:
         busy_s = num_steps * (step.seconds + load_s[step.arm])
         together_s = (learner_s * config.learner_threads + busy_s) / cores
@@ -253,18 +278,34 @@ def predict(rates: Rates, config: ActorQConfig, cores: int | None = None) -> lis
 
 
 def _bottleneck(ratio: float) -> Bottleneck:
-    """ratio: the actors' rate over the learner's."""
+    """Return the bottleneck from `ratio`, the actors' rate over the learner's."""
     return "actors" if ratio < 1 / EVEN else "learner" if ratio > EVEN else "even"
 
 
 def even_ratio(rates: Rates, row: PlanRow, config: ActorQConfig) -> float:
-    """The samples per insert at which the learner is as fast as the actors of a row; 0: inserts alone are slower."""
-    spare_s = 1 / (row.steps_per_s * config.num_actors) - rates.insert_s  # of a step, for its share of an update
+    """Return the samples per insert at which learner and the row's actors are equally fast.
+
+    0 means that inserts alone are slower than the actors.
+
+    Args:
+        rates: Measured rates.
+        row: Predicted rates of the actors.
+        config: Options of the run.
+    """
+    # Seconds of a step that are left for its share of an update.
+    spare_s = 1 / (row.steps_per_s * config.num_actors) - rates.insert_s
     return rates.batch_size * max(spare_s, 0.0) / rates.update_s
 
 
 def sentences(rows: Sequence[PlanRow], rates: Rates, config: ActorQConfig) -> Iterator[str]:
-    """What the rows mean for actors of the run's precision, in plain words, and what to change."""
+    """Yield sentences that explain the rows for actors of the run's precision, and recommend changes.
+
+    Args:
+        rows: Predicted rates, one row for each arm.
+        rates: Measured rates.
+        config: Options of the run.
+    """
+    # Name the bottleneck.
     by_arm = {(row.precision, row.engine): row for row in rows}
     precision, base = config.actor_precision, by_arm[FLOAT]
     row = by_arm[precision, "litert"]
@@ -278,18 +319,19 @@ def sentences(rows: Sequence[PlanRow], rates: Rates, config: ActorQConfig) -> It
         f"{regime} at {config.samples_per_insert or rates.samples_per_insert:g} samples per insert: {precision} actors "
         f"make {gain:.2f} times the updates of fp32 ones, {torch_gain:.2f} times those of torch fp32; {REGIMES[regime]}"
     )
+    # Recommend a ratio or a setting.
     if regime == "learner-bound":
         limit = even_ratio(rates, base, config)
         yield (
-            f"quantised actors begin to help below {limit:.2g} samples per insert"
+            f"quantized actors begin to help below {limit:.2g} samples per insert"
             if limit
-            else "they help at no ratio: the learner takes steps in more slowly than they come"
+            else "quantized actors help at no ratio: the learner inserts steps more slowly than actors send them"
         )
     elif gain < EVEN and precision != "fp32":
         yield f"{precision} actors will not help here: inference is a small part of an actor's step"
     share = row.weights_us / (row.env_us + row.inference_us + row.overhead_us + row.weights_us)
     if share > MUCH:
-        yield f"actors spend {share:.0%} of their time on taking in weights: raise --publish-interval"
+        yield f"actors spend {share:.0%} of their time on loading weights: raise --publish-interval"
     if plain_gain < EVEN:
-        yield f"ActorQ does not pay here ({plain_gain:.2f} times plain Stable-Baselines3): use `quarl train` instead"
-    yield "rates are predicted, not time to reward: how many updates a target takes depends on the ratio too"
+        yield f"ActorQ does not pay off here ({plain_gain:.2f} times plain Stable-Baselines3): use `quarl train`"
+    yield "only rates are predicted, not time to reward: the number of updates to a target depends on the ratio too"

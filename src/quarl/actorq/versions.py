@@ -1,4 +1,4 @@
-"""Version numbers of a run's weights: they never go backwards, not even after a learner was killed and resumed."""
+"""Version numbers of a run's weights: they never decrease, even after a learner was killed and resumed."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from quarl.errors import QuarlError
 from quarl.files import write_bytes
 
 RESERVED = 10_000
-"""Numbers that are taken from the file at a time, so that it is seldom written."""
+"""Numbers that are reserved in the file at a time, so that it is seldom written."""
 
 
 class Versions:
-    """Gives out numbers from 1 and remembers the learner update of each.
+    """A source of version numbers from 1, with the learner update of each.
 
-    A killed learner has published numbers that no checkpoint knows: its successor starts above all that were reserved.
+    A killed learner has published numbers that no checkpoint records: its successor starts above all reserved ones.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "versions.json"
         self.first = self._reserved() + 1
-        """The first number of this learner."""
+        """First number of this learner."""
         self.newest = self.first - 1
         self._top = self.newest
         self._steps = np.zeros(64, np.int64)
 
     def next(self, step: int) -> int:
-        """A new number for weights after `step` updates."""
+        """Return a new number for weights after `step` updates."""
         if self.newest >= self._top:
             self._reserve()
         self.newest += 1
@@ -41,13 +41,13 @@ class Versions:
         return self.newest
 
     def steps_of(self, versions: Array) -> Array:
-        """int64: the update of each version, -1 where it is none of this learner's (a random action has -1)."""
+        """Return the update of each version as int64; -1 for versions of other learners and for random actions (-1)."""
         place = versions - self.first
         inside = (place >= 0) & (versions <= self.newest)
         return np.where(inside, self._steps[np.where(inside, place, 0)], -1)
 
     def _reserve(self) -> None:
-        """A full disk costs the learner its first numbers, and no later ones: they are tried again at every push."""
+        """Reserve further numbers; a full disk matters only for the first ones, since every push tries again."""
         top = self.newest + RESERVED
         try:
             write_bytes(json.dumps({"reserved": top}).encode(), self._path)

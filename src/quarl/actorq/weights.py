@@ -1,4 +1,4 @@
-"""Template: a learner's network extracted once, so that its weights afterwards travel as one flat float32 vector."""
+"""Template: a learner's network, extracted once; afterwards its weights travel as one flat float32 vector."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from quarl.quant.spec import QuantSpec
 from quarl.readers.normalizer import NAME as STATISTICS
 
 if TYPE_CHECKING:
-    import torch  # else only where a model is at hand: a publisher has none, and is back the sooner without it
+    import torch  # only needed with a model: a publisher has none, and restarts faster without torch
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one array of the policy lies in the vector."""
+    """The position of one array of the policy in the vector."""
 
     op: str
     field: str
     start: int
     shape: Shape
     parts: int
-    """2 for float64 statistics: a float32 number and the float32 rest that it leaves out. Else 1."""
+    """Number of float32 parts: 2 for float64 statistics (a number and the rest that it leaves out), else 1."""
 
     @property
     def stop(self) -> int:
@@ -39,17 +39,17 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What quantization-aware training trains for; the grids themselves move, and are part of the vector."""
+    """The target of quantization-aware training; the grids themselves change, and are part of the vector."""
 
     spec: QuantSpec
     bits: Mapping[str, int]
-    """Of each layer's weights."""
+    """Weight bits of each layer."""
     values: tuple[str, ...]
-    """Those that have grids, by name."""
+    """Names of the values that have grids."""
 
     @property
     def num_floats(self) -> int:
-        """Whether the grids act, then scale, zero point and bits of each."""
+        """Numbers in the vector: a flag for active grids, then scale, zero point and bits of each grid."""
         return 1 + 3 * len(self.values)
 
 
@@ -57,13 +57,13 @@ class Template:
     """A Policy and the vector [num_floats] of everything in it that training changes; pickled for the publisher."""
 
     def __init__(self, model: Any) -> None:
-        """model: of Stable-Baselines3, alive; of SAC's both networks of its distribution are taken."""
+        """Extract the policy from a live Stable-Baselines3 model; for SAC, both networks of its distribution."""
         from quarl import qat
         from quarl.readers.extract import from_model
 
-        # whoever plays the policies says in what: the learner's own environment is a remembered one
+        # no messages: the players report preprocessing, and the learner's own environment is a remembered one
         self.initial = from_model(model, distribution=True, say=lambda line: None)
-        """The policy as it was when it was extracted."""
+        """Policy at the time of extraction."""
         parameters = dict(model.policy.named_parameters(remove_duplicate=False))
         self.places: list[Place] = []
         start = 0
@@ -79,13 +79,14 @@ class Template:
         self.num_floats = start + (self.trained.num_floats if self.trained else 0)
 
     def flatten_into(self, model: Any, out: Array) -> None:
-        """Copies the model's weights as they are now into `out` [num_floats], float32 and contiguous."""
+        """Copy the model's current weights into `out` [num_floats], float32 and contiguous."""
         import torch
 
         from quarl import qat
 
         assert out.shape == (self.num_floats,)
         assert out.dtype == np.float32
+        # Copy the arrays.
         target = torch.from_numpy(out)
         with torch.no_grad():
             for place in self.places:
@@ -99,6 +100,7 @@ class Template:
                 both = out[place.start : place.stop].reshape(2, *place.shape)
                 both[0] = exact
                 both[1] = exact - both[0]
+        # Append the trained grids.
         if self.trained is None:
             return
         behind = out[self.num_floats - self.trained.num_floats :]
@@ -110,7 +112,7 @@ class Template:
             behind[1:] = [part for grid in in_order for part in (grid.scale, grid.zero_point, grid.bits)]
 
     def grids(self, flat: Array) -> dict[str, ActivationGrid] | None:
-        """The grids that training has come to; None where quantization does not act in it."""
+        """Return the trained grids in the vector; None if quantization is not active in training."""
         if self.trained is None:
             return None
         active, *numbers = flat[self.num_floats - self.trained.num_floats :].tolist()
@@ -119,9 +121,9 @@ class Template:
         return grids if active else None
 
     def policy(self, flat: Array) -> Policy:
-        """The policy with the weights in `flat` [num_floats], which it goes on reading: `flat` must not change after.
+        """Return the policy with the weights of `flat` [num_floats], which it views: `flat` must not change afterwards.
 
-        Raises QuarlError naming the layer where a number is not finite.
+        Raises QuarlError that names the layer if a number is not finite.
         """
         assert flat.shape == (self.num_floats,)
         assert flat.dtype == np.float32
@@ -133,7 +135,7 @@ class Template:
 
 
 def _live(op: Op, parameters: dict[str, torch.nn.Parameter]) -> Iterable[str]:
-    """Names of the operator's arrays that training changes."""
+    """Yield the names of the operator's arrays that training changes."""
     if op.name == STATISTICS and isinstance(op, Normalize):
         yield from ("mean", "variance")
     elif isinstance(op, Dense | Conv2d | LayerNorm):
@@ -141,7 +143,7 @@ def _live(op: Op, parameters: dict[str, torch.nn.Parameter]) -> Iterable[str]:
             parameter = parameters.get(f"{op.name}.{field}")
             if parameter is not None and tuple(parameter.shape) == getattr(op, field).shape:
                 yield field
-            elif field == "weight" or op.bias.any():  # a layer without a bias has zeros, which stay
+            elif field == "weight" or op.bias.any():  # a layer without a bias has constant zeros
                 raise UnsupportedError(
-                    f"the {field} of layer {op.name!r} is no parameter of the policy; it cannot be followed in training"
+                    f"the {field} of layer {op.name!r} is not a parameter of the policy, so training cannot update it"
                 )

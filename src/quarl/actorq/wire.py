@@ -1,4 +1,4 @@
-"""What travels to actors: the artifact of a quantized policy, its codes packed to their bits, compressed on request."""
+"""The wire format of actors: the artifact of a quantized policy, with bit-packed codes, compressed on request."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from quarl.quant.spec import FLOAT_BITS, LARGEST, QuantSpec, Scheme, integer_ran
 
 SCHEME = Scheme(name="actorq", bias_correction=True, equalize=0.5, center_scores=True)
 REFRESH_INTERVAL = 20
-"""Publishes between two looks at observations; one look takes a few times as long as a publish."""
+"""Publishes between two measurements on observations; a measurement takes a few times as long as a publish."""
 AT_ONCE = 2**17
 """Weights that are scaled, rounded and stored together: one pass over memory instead of six."""
 COMPRESSED = b"\x28\xb5\x2f\xfd"
-"""The magic number of a Zstandard frame (RFC 8878); as the length of an artifact's header it would be 4 GB."""
+"""Magic number of a Zstandard frame (RFC 8878); as an artifact's header length, it would be 4 GB."""
 LEVEL = 1
-"""Codes are noise to a compressor: higher levels find no more in them."""
+"""Compression level; codes are noise to a compressor, and higher levels gain nothing."""
 MAX_BYTES = 2**30
-"""Of an artifact: a frame of a few bytes can claim any size."""
+"""Maximum bytes of an artifact: a frame of a few bytes can claim any size."""
 WHERE = "the published policy"
 
 
 class Quantizer:
-    """What actors are to act with, at every publish: weights as n-bit codes in one pass over them, or narrower floats.
+    """A quantizer for every publish: n-bit codes in one pass over the weights, or narrower floats.
 
-    Codes are the nearest, by channel.
+    Codes are rounded to nearest, with a scale for each channel.
 
-    The scheme of post-training quantization fits codes to calibration observations, which takes seconds at a million
-    weights. Most of what it wins over plain rounding comes from two of its parts, and these are cheap once what they
-    need from observations is known: factors that balance the channels of each layer's input, which keep the actions
-    whatever the weights become, and the mean input of each layer, whose product with the rounding errors belongs into
-    the bias (Nagel et al. 2019, section 4.2). Both are measured now and then, and used in between.
+    Post-training quantization fits codes to calibration observations, which takes seconds at a million weights. Most of
+    its gain over plain rounding comes from two of its parts, which are cheap once their statistics are known. One is
+    the set of factors that balance the channels of each layer's input; they keep the actions for any weights. The other
+    is the mean input of each layer, whose product with the rounding errors belongs into the bias (Nagel et al. 2019,
+    section 4.2). Both are measured every REFRESH_INTERVAL publishes, and used in between.
     """
 
     def __init__(self, spec: QuantSpec) -> None:
@@ -59,14 +59,14 @@ class Quantizer:
 
     @property
     def wants_observations(self) -> bool:
-        """True when the next call would look at observations; otherwise they may be left out."""
+        """True if the next call would use observations; otherwise they may be left out."""
         return self.spec.scheme.needs_observations and (not self._means or self._age >= REFRESH_INTERVAL)
 
     def __call__(self, policy: Policy, observations: Array | None = None) -> QuantizedPolicy:
-        """The policy in the precision; observations: a raw sample [N, *shape] of what actors meet now."""
+        """Return the quantized policy; `observations` is a raw sample [N, *shape] of the actors' recent ones."""
         if self.spec.float_type is not None:
             return quantize(policy, self.spec)
-        # what observations say; between two looks at them, what they said
+        # Measure on observations, or reuse the last measurement.
         if self.wants_observations and observations is not None and len(observations):
             self._refresh(policy, observations)
             self._age = 0
@@ -74,7 +74,7 @@ class Quantizer:
         divided = {balance.chain: balance.scale for balance in self._balances}
         inserted = {balance.source: balance.inserted for balance in self._balances if balance.chain is None}
         multiplied = {name: balance for balance in self._balances for name in balance.consumers}
-        # layers in codes, in front of them the operators that divide where no layer can
+        # Quantize the layers, and insert operators that divide if no layer can.
         ops: dict[str, Op] = {}
         edges = edge_layers(policy)
         for op in policy.ops:
@@ -103,16 +103,21 @@ class Quantizer:
             self._means[op.name] = (mean if factor is None else mean / factor).astype(np.float32)
 
     def _layer(self, policy: Policy, op: Linear, bits: int, multiply: Array | None, divide: Array | None) -> Linear:
-        """The layer in codes. multiply: by input channel; divide: by output channel, which moves no code."""
+        """Return the layer in codes.
+
+        multiply: factor of each input channel. divide: divisor of each output channel, which changes no code.
+        """
         scheme, last = self.spec.scheme, scores(policy)
         if scheme.center_scores and last is not None and op is last:
             op = centred(last)
+        # Prepare the factor and mean of each column.
         weight = as_float32(op.weight).reshape(op.weight.shape[0], -1)
         factor = _of_columns(op, multiply)
         mean = self._means.get(op.name) if scheme.bias_correction else None
         codes = np.empty(weight.shape, storage_dtype(*integer_range(bits)))
         scale, error = np.empty(len(weight), np.float32), np.zeros(len(weight), np.float32)
-        wide = np.float64 if bits > 16 else np.float32  # above 16 bits float32 cannot hold a code
+        wide = np.float64 if bits > 16 else np.float32  # above 16 bits float32 cannot represent a code
+        # Round blocks of rows.
         num = max(1, AT_ONCE // weight.shape[1])
         for start in range(0, len(weight), num):
             block = slice(start, start + num)
@@ -123,6 +128,7 @@ class Quantizer:
             codes[block], scale[block] = rounded, q.scale[:, 0]
             if mean is not None:
                 error[block] = rows @ mean - (rounded @ mean) * q.scale[:, 0]
+        # Correct the bias by the mean rounding error, and divide.
         bias = op.bias + error
         if divide is not None:
             scale, bias = np.maximum(scale / divide, TINY).astype(np.float32), (bias / divide).astype(np.float32)
@@ -131,7 +137,7 @@ class Quantizer:
 
 
 def _of_columns(op: Linear, scale: Array | None) -> Array | None:
-    """float32 [K]: the factor of each column of the weight as a matrix."""
+    """Return the factor of each column of the weight as a matrix, float32 [K]."""
     if scale is None:
         return None
     spread = columns(op, scale)
@@ -139,7 +145,7 @@ def _of_columns(op: Linear, scale: Array | None) -> Array | None:
 
 
 class Packer:
-    """Policies to bytes, one after the other from the same learner."""
+    """A packer from policies to bytes, for consecutive policies of the same learner."""
 
     def __init__(
         self,
@@ -148,9 +154,13 @@ class Packer:
         weight_compress: Literal["none", "zstd"] = "none",
         scheme: Scheme = SCHEME,
     ) -> None:
-        """actor_precision: what actors compute in, fp32, fp16 or int8 to int2.
+        """Prepare the quantizer and the compressor.
 
-        comm_bits: of a weight on the wire, 2 to 32 (16 is fp16, 32 float32); never more than actors compute with.
+        Args:
+            actor_precision: Precision of the actors' computation: fp32, fp16 or int8 to int2.
+            comm_bits: Bits of a weight on the wire, 2 to 32 (16 is fp16, 32 float32); at most those of the computation.
+            weight_compress: Compression of the bytes.
+            scheme: Quantization scheme.
         """
         self.spec = wire_spec(actor_precision, comm_bits, scheme)
         self._compressor = zstandard.ZstdCompressor(level=LEVEL) if weight_compress == "zstd" else None
@@ -159,24 +169,35 @@ class Packer:
     def quantize_trained(
         self, policy: Policy, trained: Trained, grids: Mapping[str, ActivationGrid]
     ) -> QuantizedPolicy:
-        """As `quantize`, for a policy that is trained with quantization, on the grids that training has come to."""
+        """Quantize a policy trained with quantization, on its trained grids.
+
+        Args:
+            policy: Policy with float weights.
+            trained: Target of the training.
+            grids: Activation grid of each value.
+        """
         return on_grids(policy, trained.spec, bits=trained.bits, grids=grids)
 
     def pack(self, policy: Policy, observations: Array | None = None) -> bytes:
-        """`quantize`, as bytes."""
+        """Quantize the policy and return its bytes."""
         return self.to_bytes(self.quantize(policy, observations))
 
     def to_bytes(self, quantized: QuantizedPolicy) -> bytes:
-        """What `unpack` takes."""
+        """Return the bytes that `unpack` reads."""
         data = artifact.to_bytes(quantized)
         return data if self._compressor is None else self._compressor.compress(data)
 
 
 def wire_spec(actor_precision: str, comm_bits: int | None = None, scheme: Scheme = SCHEME) -> QuantSpec:
-    """How weights travel to actors of this precision, and how far they are rounded in all.
+    """Return the spec of weights on the way to actors of this precision, with the total rounding.
 
-    Integer actors run the codes that arrive, of fewer bits where fewer arrive. Float actors turn codes into float32
-    numbers again; half floats stay what they are, since runtimes widen them when they load.
+    Integer actors run the received codes, with fewer bits if fewer arrive. Float actors convert codes to float32
+    numbers. Half floats stay half floats, since runtimes widen them when they load.
+
+    Args:
+        actor_precision: Precision of the actors' computation.
+        comm_bits: Bits of a weight on the wire; None means those of the computation.
+        scheme: Quantization scheme.
     """
     compute = QuantSpec.parse(actor_precision, scheme="per-channel")
     most = FLOAT_BITS[compute.float_type] if compute.float_type else compute.weight_bits
@@ -190,17 +211,22 @@ def wire_spec(actor_precision: str, comm_bits: int | None = None, scheme: Scheme
 
 
 def unpack(data: Bytes | Array, limit_bytes: int = MAX_BYTES, *, checked: bool = False) -> QuantizedPolicy:
-    """The policy for the actor's engine: codes where it computes with integers, else real numbers.
+    """Return the policy for the actor's engine: codes for integer computation, else real numbers.
 
-    Its arrays are views of `data`; checked: as for `artifact.from_bytes`. Raises QuarlError for bytes that are damaged
-    or would unpack to more than `limit_bytes`.
+    Args:
+        data: Bytes from `Packer`; the policy's arrays are views of them.
+        limit_bytes: Maximum size after decompression.
+        checked: As in `artifact.from_bytes`.
+
+    Raises:
+        QuarlError: If the bytes are damaged or would unpack to more than `limit_bytes`.
     """
     view: Bytes = memoryview(data.data if isinstance(data, np.ndarray) else data).cast("B")
     if bytes(view[: len(COMPRESSED)]) == COMPRESSED:
         view = _decompressed(view, limit_bytes)
     policy = artifact.from_bytes(view, WHERE, checked=checked)
     if not isinstance(policy, QuantizedPolicy):
-        raise QuarlError(f"{WHERE} is not quantised; the publisher sends another format")
+        raise QuarlError(f"{WHERE} is not quantized; the publisher sends another format")
     if policy.spec.activation_bits is None and policy.spec.float_type is None:
         return quantize(policy, QuantSpec.parse("fp32", scheme="per-channel"))
     return policy
@@ -213,4 +239,4 @@ def _decompressed(view: Bytes, limit_bytes: int) -> bytes:
             raise QuarlError(f"{WHERE} would unpack to {size:,} bytes, more than {limit_bytes:,}; it is damaged")
         return zstandard.ZstdDecompressor().decompress(view, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise QuarlError(f"{WHERE} is no sound Zstandard frame ({error}); it is damaged") from None
+        raise QuarlError(f"{WHERE} is not a valid Zstandard frame ({error}); it is damaged") from None

@@ -1,4 +1,4 @@
-"""The workers: learner, publisher and actors of a run, each with what it is told, and whether each of them works."""
+"""The workers: learner, publisher and actors of a run, with their start arguments and checks that they work."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from quarl.envs.checked import Recalled
 from quarl.processes.child import Child
 
 PUBLISHER_S = 30.0
-"""Without a sign of life, after which a publisher counts as hung."""
+"""Seconds without a heartbeat after which a publisher counts as hung."""
 
 
 class Workers:
-    """The child processes, not started yet; errors of each go to a log of its own in the output folder.
+    """The child processes, not started yet; each logs its errors to its own file in the output folder.
 
-    `look` is called again and again while a run goes on: it finds those that are alive and do not work.
+    `look` is called regularly during a run: it finds processes that are alive but do not work.
     """
 
     def __init__(
@@ -37,7 +37,16 @@ class Workers:
         say: Callable[[str], None],
         family: Callable[..., ActorFamily] = ActorFamily,
     ) -> None:
-        """environment: what a learner, which plays nothing, needs of its environment. family: makes the actors."""
+        """Prepare the children without starting them.
+
+        Args:
+            config: Options of the run.
+            template: Layout of the weights.
+            channel: Channel of the run.
+            environment: Environment data for the learner's model, which plays nothing.
+            say: Receives warnings for the user.
+            family: Creates the actors.
+        """
         self._cells, self._watchdog = channel.counters.publisher, Watchdog(BLIND_S, say)
         cores, *cores_of_actors = _cores(config.num_actors, config.learner_threads, alone=channel.alone())
         of_learner = LearnerSpec(config=config, channel=channel, environment=environment, cores=cores)
@@ -45,8 +54,8 @@ class Workers:
         packer = (config.actor_precision, config.comm_bits, config.weight_compress)
         of_publisher = PublisherSpec(channel=channel, template=template, packer=packer)
         self.publisher = Child("publisher", publisher.main, of_publisher, config.output / "publisher.log")
-        # After --resume no incarnation may come again: replay would take its segments for those it has. Versions are
-        # reserved in blocks by every learner, so their first number is above all incarnations before it.
+        # After --resume no incarnation number may repeat: replay would take its segments for known ones. Every learner
+        # reserves a block of versions, so their first number is above all earlier incarnations.
         first = Versions(config.output).first - 1
         rungs = ladder(template.initial.head.kind, config.num_actors, config.sigma)
         self.actors = family(config, channel, rungs, cores_of_actors, first, say)
@@ -56,7 +65,7 @@ class Workers:
         return (self.learner, self.publisher, *self.actors.children)
 
     def look(self) -> None:
-        """Kills what hangs; whoever revives the dead starts it again."""
+        """Kill hung processes; reviving them is the caller's task."""
         self.actors.look()
         self._watchdog.tick()
         heard = float(self._cells[Publisher.HEARTBEAT_S])
@@ -64,9 +73,9 @@ class Workers:
 
 
 def _cores(actors: int, learner_threads: int, *, alone: bool) -> list[frozenset[int] | None]:
-    """Those of the learner, one for each of its threads, and of each actor; None leaves the choice to the system.
+    """Return the learner's cores, one for each thread, and each actor's; None leaves the choice to the system.
 
-    alone: no other run would take the same ones.
+    alone: no other run would use the same cores.
     """
     cores = sorted(os.sched_getaffinity(0)) if alone and hasattr(os, "sched_getaffinity") else []
     if len(cores) <= learner_threads:

@@ -26,7 +26,7 @@ ANSWERS_S, ROWS_S, NOTICED_S, LEFT_S = 5.0, 20.0, 30.0, 10.0
 """Allowed until a killed agent's successor answers, until its actors' rows come, until a lost machine is noticed, and
 until nothing is left of it once it goes on."""
 LOCAL = ("--cluster", "local", "--actors-per-node")
-BACK, LOST = "the machine is back", re.compile("the machine's agent is gone|the machine has not answered")
+BACK, LOST = "the machine is back", re.compile("the machine's agent is lost|the machine has not answered")
 AGENT, RAYLET, ACTOR = "ray::NodeAgent", "raylet", "quarl-actor"
 STEP = {"step_s": 0.004}
 
@@ -158,7 +158,7 @@ def learner_killed(folder: Path, *, steps: int = 2000) -> Row:
     with Run(folder, *LOCAL, str(EACH), *words, "-n", "1000000", chaos=STEP) as run:
         at_work(run)
         run.send("learner", signal.SIGKILL)
-        laws.hold("rc 1 and how to go on", run.finish() == 1 and "go on with --resume" in run.text())
+        laws.hold("rc 1 and how to go on", run.finish() == 1 and "resume with --resume" in run.text())
         laws.hold("no orphan", not run.orphans())
         before, saved = run.rows()[-1], checkpoint.load_latest(run.output).facts["counters"]["num_timesteps"]
     with Run(folder, *words, "--resume", "-n", str(saved + steps), chaos=STEP) as run:

@@ -59,7 +59,7 @@ def learner_killed(folder: Path, rng: random.Random, *, kills: int) -> Row:
                 time.sleep(0.001)
             run.send("learner", signal.SIGKILL)
             code, rows = run.finish(30), run.rows()
-            laws.hold(f"kill {number}: rc 1 and how to go on", code == 1 and "go on with --resume" in run.text())
+            laws.hold(f"kill {number}: rc 1 and how to go on", code == 1 and "resume with --resume" in run.text())
             seen = [row["version"] for row in rows]
         early += not rows
         refused += code != 1
