@@ -1,4 +1,4 @@
-"""Several machines as one, by Ray: raylets that are started here, and what talks to those of others."""
+"""Ray clusters of several machines: raylets that are started here, and connections to those of other machines."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from quarl.errors import QuarlError
 
 
 def begin_here(version: str) -> str:
-    """This machine's name, where an agent of Ray begins to start processes; QuarlError where versions differ.
+    """Return this machine's name, when an agent of Ray begins to start processes.
 
-    version: of QuaRL, as the one that asks has it. A machine may have joined late, and with another one.
+    Raises QuarlError if `version`, the caller's version of QuaRL, differs: a machine may have joined late with another
+    version.
     """
     name = os.uname().nodename
-    vars(sys.modules["__main__"]).pop("__file__", None)  # Ray's, which those processes would begin with
+    # Drop Ray's main file, which those processes would otherwise run.
+    vars(sys.modules["__main__"]).pop("__file__", None)
     if version != __version__:
         raise QuarlError(f"{name} has QuaRL {__version__}, the runner {version}: install the same on all machines")
     return name

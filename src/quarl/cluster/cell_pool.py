@@ -1,4 +1,4 @@
-"""Cells on several machines: on each a Ray actor with a pool of its own, and here one that shares the cells out."""
+"""A pool of cells on several machines: a Ray actor with a pool on each, and a scheduler here."""
 
 from __future__ import annotations
 
@@ -25,41 +25,52 @@ from quarl.processes.inside import Result, die_with_parent
 from quarl.processes.pool import GRACE_S, Bounds, Ended, LocalPool
 
 POLL_S = 0.2
-"""A machine waits so long for something to happen, and for its next jobs."""
+"""Seconds for which a machine waits for an event, and for its next jobs."""
 AGAIN_S, PATIENCE_S = 2.0, 60.0
-"""Between two tries to begin on a machine that was lost; for one to begin where none is at work."""
+"""Seconds between two tries to restart a lost machine; seconds to wait for a machine if none is working."""
 
 
 class NodePool:
-    """What a machine has, in a Ray actor: the calls that come are its LocalPool's."""
+    """One machine's part of the pool, in a Ray actor: calls are forwarded to its LocalPool."""
 
     def __init__(self) -> None:
-        die_with_parent(True)  # its raylet: what others are to do again ends here
+        die_with_parent(True)  # exit with the raylet: other machines repeat its jobs
         self._pool: LocalPool | None = None
 
-    def begin(self, version: str, where: Path, proof: Path, log: Path, *about: Any) -> str:
-        """Makes the pool, with a log of its own beside `log`; the machine's name.
+    def begin(self, version: str, folder: Path, proof: Path, log: Path, *about: Any) -> str:
+        """Create the pool with its own log beside `log`, and return the machine's name.
 
-        where: the runner's folder. proof: a file in the study's, which is there if it is the same on both machines.
+        Args:
+            version: Caller's version of QuaRL.
+            folder: Working folder of the runner.
+            proof: A file in the study's folder; it exists if both machines see the same folder.
+            log: Path of the runner's log.
+            *about: Further arguments of LocalPool.
+
+        Raises:
+            QuarlError: If the version differs or the folder is not shared.
         """
-        if self._pool is not None:  # it was out of reach, not dead
+        if self._pool is not None:  # it was unreachable, but not dead
             self._pool.close()
         self._pool = None
         name = begin_here(version)
         with contextlib.suppress(OSError):
-            os.chdir(where)
+            os.chdir(folder)
         if not proof.is_file():
-            raise QuarlError(f"{name} does not see the runner's {where / proof.parent}: choose a shared folder with -o")
+            raise QuarlError(
+                f"{name} does not see the runner's {folder / proof.parent}: choose a shared folder with -o"
+            )
         self._pool = LocalPool(log.with_name(f"{log.stem}-{name}{log.suffix}"), *about)
         return name
 
     def poll(self, calls: Sequence[tuple[Any, ...]]) -> list[Ended] | None:
-        """What happens next, after these calls; None where this is another process than the one that has begun."""
+        """Make the calls and return the next events; None if this process has not begun, because Ray restarted it."""
         if self._pool is None:
             return None
         lost = []
         for name, *arguments in calls:
-            if name == "submit" and self._pool.ready(arguments[0]) is None:  # it died while the job was on its way
+            # The worker may have died while the job was in transit.
+            if name == "submit" and self._pool.ready(arguments[0]) is None:
                 lost.append(Ended(arguments[1], Result(), lost=True))
             else:
                 getattr(self._pool, name)(*arguments)
@@ -68,28 +79,36 @@ class NodePool:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """A machine, as it is once it has got the calls that wait for it."""
+    """A machine, in the state after the calls that are queued for it."""
 
     actor: Any
     name: str = ""
-    """Empty until it has begun for the first time."""
+    """Host name; empty until its first start."""
     at_work: bool = False
     answer: Any = None
-    """That is waited for."""
+    """Pending answer."""
     not_before: float = 0.0
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     tasks: dict[str, str] = field(default_factory=dict)
-    """Workers by what takes a place: jobs' keys, and names of workers that get ready."""
+    """Worker of each occupied slot: jobs by key, and workers that are getting ready by name."""
     workers: set[str] = field(default_factory=set)
 
 
 class ClusterPool:
-    """Processes of so many machines of the cluster that this process is connected to."""
+    """A pool of processes on `num_nodes` machines of the connected cluster."""
 
     def __init__(self, num_nodes: int, log: Path, bounds: Bounds, jobs: int, load: Callable[[], None]) -> None:
-        """log, bounds, jobs, load: of each machine, as LocalPool takes them."""
+        """Reserve the machines and create their pools.
+
+        Args:
+            num_nodes: Number of machines.
+            log: Path of the log, as for LocalPool.
+            bounds: Limits of each job, as for LocalPool.
+            jobs: Number of simultaneous jobs of each machine.
+            load: Preloads modules on each machine, as for LocalPool.
+        """
         self._jobs, self._proof, self._worked = jobs, beside(log.with_name("cluster")), time.monotonic()
-        for old in log.parent.glob(".cluster.*"):  # of a runner that was killed
+        for old in log.parent.glob(".cluster.*"):  # left by a killed runner
             old.unlink()
         self._proof.touch()
         self._about = __version__, Path.cwd(), self._proof, log, bounds, jobs, load
@@ -108,7 +127,7 @@ class ClusterPool:
 
     @property
     def occupied(self) -> int:
-        """Places that are taken; one where no machine is at work, which is waited for."""
+        """Number of occupied slots; 1 if no machine is working, because one is awaited."""
         return sum(len(node.tasks) for node in self._nodes) or not any(node.at_work for node in self._nodes)
 
     @property
@@ -116,28 +135,43 @@ class ClusterPool:
         return not any(map(self._free, self._nodes))
 
     def ready(self, name: str) -> bool | None:
-        """Whether a machine with a free place has it ready; None where none is about to."""
+        """Return True if a machine with a free slot has the worker ready, None if none is getting it ready."""
         having = [node for node in self._nodes if name in node.workers]
         if any(name in node.tasks for node in having):
             return False
         return any(map(self._free, having)) or None
 
     def _give(self, nodes: Iterable[_Node], key: str, worker: str, *call: Any) -> _Node:
-        """Has the machine do it that has most places free; returns it."""
+        """Queue the call for the machine with the most free slots, and return that machine."""
         node = max(nodes, key=self._free)
         node.tasks[key] = worker
         node.calls.append(call)
         return node
 
     def prepare(self, name: str, make: Callable[[], Held]) -> None:
-        """Begins the worker on one machine more."""
+        """Prepare the worker on one more machine."""
         others = [node for node in self._nodes if name not in node.workers]
         self._give(others, name, name, "prepare", name, make).workers.add(name)
 
     def submit(self, name: str, key: str, job: Any) -> None:
+        """Queue a job for the worker on the machine with the most free slots.
+
+        Args:
+            name: Name of the worker.
+            key: Key of the job in its events.
+            job: Argument of the worker's function.
+        """
         self._give([node for node in self._nodes if name in node.workers], key, name, "submit", name, key, job)
 
     def start(self, key: str, name: str, main: Callable[[Any], Any], spec: Any) -> None:
+        """Queue a job in a process of its own on the machine with the most free slots.
+
+        Args:
+            key: Key of the job in its events.
+            name: Name of the process.
+            main: Function that the process runs.
+            spec: Argument of `main`.
+        """
         self._give(self._nodes, key, "", "start", key, name, main, spec)
 
     def keep_only(self, names: Collection[str]) -> None:
@@ -147,17 +181,20 @@ class ClusterPool:
                 node.calls.append(("keep_only", [*node.workers]))
 
     def events(self, timeout: float) -> Iterator[Ended]:
-        """What has happened on all machines, and to them."""
+        """Yield the events of all machines, and the loss of machines."""
         now = time.monotonic()
+        # Fail if no machine has worked for a while.
         if any(node.at_work for node in self._nodes):
             self._worked = now
         elif now - self._worked > PATIENCE_S:
-            raise QuarlError("no machine of the cluster measures cells: repeat the command to go on once some answer")
+            raise QuarlError("no machine of the cluster answers: repeat the command to resume once machines are back")
+        # Poll working machines, and restart lost ones.
         for node in self._nodes:
             if node.answer is None and node.at_work:
                 node.answer, node.calls = node.actor.poll.remote(node.calls), []
             elif node.answer is None and now >= node.not_before:
                 node.answer = node.actor.begin.remote(*self._about)
+        # Wait for answers.
         answers = {node.answer: node for node in self._nodes if node.answer is not None}
         if not answers:
             time.sleep(timeout)
@@ -165,7 +202,7 @@ class ClusterPool:
             yield from self._hear(answers[answer])
 
     def _hear(self, node: _Node) -> Iterator[Ended]:
-        """What a machine answers, or what has become of it."""
+        """Yield the events in a machine's answer, or handle its error."""
         answer, node.answer = node.answer, None
         try:
             ended = ray.get(answer)
@@ -190,7 +227,7 @@ class ClusterPool:
             yield event
 
     def _lose(self, node: _Node) -> Iterator[Ended]:
-        """Its jobs are to be done again, where there are places, and there when it is back."""
+        """Return the lost machine's jobs to the queue: other machines repeat them, and this one once it is back."""
         keys = [key for key, worker in node.tasks.items() if key != worker]
         if node.at_work:
             note(f"{node.name} was lost: {counted(len(keys), 'cell')} to be measured again")
@@ -206,13 +243,13 @@ class ClusterPool:
         ray.wait(answers, num_returns=len(answers), timeout=2 * GRACE_S)
 
     def kill(self) -> None:
-        """Ends all jobs at once, with the actors whose they are."""
+        """Kill all jobs at once, with the Ray actors that run them."""
         for node in self._nodes:
             with contextlib.suppress(Exception):
                 ray.kill(node.actor)
 
     def close(self) -> None:
-        """Nothing is left on any machine, nor in the folder."""
+        """Leave nothing running on any machine, and nothing in the folder."""
         self._call([node for node in self._nodes if node.at_work], "kill")
         self.kill()
         self._proof.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
-"""Ray's clusters: the token, raylets of this machine, this process as a driver, and what machines there are.
+"""Connections to Ray clusters: the token, raylets of this machine, this process as a driver, and the list of machines.
 
-Ray is imported where it is used, behind the variables that it reads when it is loaded.
+Ray is imported at the point of use, after the environment variables that it reads on import are set.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ from quarl.processes.inside import Result, die_with_parent
 from quarl.processes.muted import muted
 
 TOKEN = Path(os.path.expanduser("~/.config/quarl/cluster.token"))
-"""The token's file where neither an option nor RAY_AUTH_TOKEN_PATH names one."""
+"""Token file unless an option or RAY_AUTH_TOKEN_PATH names another."""
 LOOPBACK = "127.0.0.1"
 ANSWER_S, TASK_S, END_S = 4.0, 60.0, 10.0
-"""For an address to answer, for machines to say what they are like, and for raylets to end."""
+"""Timeouts in seconds: for an address to answer, for machines to report their versions, and for raylets to end."""
 LOCAL_NODES = 2
-"""Of a run's own cluster."""
+"""Number of raylets of a run's own cluster."""
 OBJECT_BYTES = 256 * 2**20
-"""Of shared memory on a machine: some versions of weights and pieces of rows."""
+"""Bytes of shared memory on a machine: some versions of weights and batches of rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A machine of a cluster: a raylet, of which one computer may have several."""
+    """A machine of a cluster: a raylet, of which one computer may run several."""
 
     id: str
-    """Ray's, in hexadecimal digits."""
+    """Ray's id, in hexadecimal digits."""
     address: str
-    """Its IP."""
+    """IP address."""
     name: str
-    """Its host name."""
+    """Host name."""
     cpus: float
 
 
 def need_ray() -> None:
-    """QuarlError where there is no Ray."""
+    """Raise QuarlError if Ray is not installed or not supported."""
     if sys.platform != "linux":
         raise QuarlError("a cluster needs Linux: its processes end with each other as Linux does it")
     with extras("a cluster"):
@@ -68,9 +68,9 @@ def need_ray() -> None:
 
 
 def token_file(path: Path | None = None, *, make: bool = False) -> Path:
-    """The file of the token: `path`, else the one that RAY_AUTH_TOKEN_PATH names, else TOKEN.
+    """Return the path of the token file: `path`, else the value of RAY_AUTH_TOKEN_PATH, else TOKEN.
 
-    make: writes a new token, for its owner alone, where there is none. QuarlError where others may read it.
+    With `make`, a missing token is created, readable by its owner alone. Raises QuarlError if others may read it.
     """
     file = path or Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or TOKEN)
     try:
@@ -80,56 +80,61 @@ def token_file(path: Path | None = None, *, make: bool = False) -> Path:
                 opened.write(secrets.token_hex(32))
         mode = file.stat().st_mode
     except OSError as error:
-        fix = "name another by --token FILE" if make else "copy it from the machine that runs quarl cluster start"
+        fix = "set another file with --token FILE" if make else "copy it from the machine that runs quarl cluster start"
         raise QuarlError(f"the cluster's token is not in {file} ({error.strerror}): {fix}") from None
-    if mode & 0o007:  # its group may: Kubernetes gives a secret to a group
+    if mode & 0o007:  # the group may read it: Kubernetes gives a secret to a group
         raise QuarlError(f"others may read the cluster's token: chmod 600 {file}")
     return file.resolve()
 
 
 def environment(token: Path) -> dict[str, str]:
-    """Variables that stand before Ray is imported, or a raylet is started, with this token."""
+    """Return the variables that must be set before Ray is imported or a raylet is started, with this token."""
     return {
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": "",  # it would come first
+        "RAY_AUTH_TOKEN": "",  # otherwise it takes precedence
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_USAGE_STATS_CONFIG_PATH": os.devnull,  # no ~/.ray
-        "RAY_health_check_timeout_ms": "3000",  # a machine that stands still is lost after 30 s, and not 65
-        "RAY_worker_niceness": "0",  # in place of 15
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # loopback stays loopback
-        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # no folder is sent to other machines
-        "RAY_prestart_worker_first_driver": "0",  # which were a process a core
+        "RAY_USAGE_STATS_CONFIG_PATH": os.devnull,  # write no ~/.ray
+        "RAY_health_check_timeout_ms": "3000",  # a machine that stops responding is lost after 30 s instead of 65
+        "RAY_worker_niceness": "0",  # the default is 15
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # keep loopback addresses
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # send no folder to other machines
+        "RAY_prestart_worker_first_driver": "0",  # no idle process for every core
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_DISABLE_IMPORT_WARNING": "1",
     }
 
 
 def reach(address: str) -> tuple[str, str]:
-    """(IP:PORT of the cluster, this machine's IP on the way there); QuarlError where nothing answers."""
+    """Return the cluster's IP:PORT and this machine's IP on that route; raise QuarlError if nothing answers."""
     host, _, port = address.rpartition(":")
     if not (host and port.isascii() and port.isdecimal() and 0 < int(port) < 2**16):
-        raise QuarlError(f"{address[:60]!r} is no address of a cluster: use IP:PORT, as quarl cluster start says it")
+        raise QuarlError(f"{address[:60]!r} is not a cluster address: use IP:PORT, as printed by quarl cluster start")
     try:
         with socket.create_connection((host, int(port)), ANSWER_S) as opened:
             return f"{opened.getpeername()[0]}:{port}", opened.getsockname()[0]
     except OSError as error:
         why = error.strerror or error
-        raise QuarlError(f"no cluster answers at {address} ({why}): quarl cluster start says its address") from None
+        raise QuarlError(f"no cluster answers at {address} ({why}): quarl cluster start prints its address") from None
 
 
 def connect(address: str, *, token: Path | None = None) -> list[Machine]:
-    """Makes this process a driver of the cluster at IP:PORT, or auto for this machine's own; its machines, sorted.
+    """Connect this process to a cluster as a driver, and return the cluster's machines, sorted.
 
-    token: its file, as in `token_file`. QuarlError within 10 s where the cluster does not answer, has another token or
-    version, or has not this machine, and where Ray is missing.
+    Args:
+        address: IP:PORT of the cluster, or auto for this machine's own.
+        token: Path of the token file, as in `token_file`.
+
+    Raises:
+        QuarlError: Within 10 s, if the cluster does not answer, has another token or version, or does not include this
+            machine, and if Ray is missing.
     """
     need_ray()
     file = token_file(token)
     if address == "auto":
         known = file.with_suffix(".address")
         if not (address := os.environ.get("RAY_ADDRESS", "") or (known.read_text() if known.is_file() else "")):
-            raise QuarlError("this machine has begun no cluster: quarl cluster start does, or name one by IP:PORT")
+            raise QuarlError("no cluster was started on this machine: run quarl cluster start, or give IP:PORT")
     where, _ = reach(address)
     ray = _ray(file)
     from ray._private.services import find_node_ids
@@ -138,18 +143,18 @@ def connect(address: str, *, token: Path | None = None) -> list[Machine]:
         raise QuarlError(f"this machine is not in the cluster at {where}: quarl cluster join {where}")
     handler = signal.getsignal(signal.SIGTERM)
     ray.init(where, log_to_driver=False, logging_level=logging.ERROR)
-    if threading.current_thread() is threading.main_thread():  # Ray has taken the signal for itself
+    if threading.current_thread() is threading.main_thread():  # restore the handler that Ray has replaced
         signal.signal(signal.SIGTERM, handler)
     return machines()
 
 
 def disconnect() -> None:
-    """This process is no driver any more; what it has started in the cluster ends."""
+    """Disconnect this process from the cluster; everything that it started there ends."""
     sys.modules["ray"].shutdown()
 
 
 def machines() -> list[Machine]:
-    """Machines of the connected cluster that are alive, by address, name and id."""
+    """Return the live machines of the connected cluster, sorted by address, name and id."""
     keys = {"id": "NodeID", "address": "NodeManagerAddress", "name": "NodeManagerHostname"}
     alive = [node for node in sys.modules["ray"].nodes() if node["Alive"]]
     found = [Machine(**{k: node[v] for k, v in keys.items()}, cpus=node["Resources"].get("CPU", 0)) for node in alive]
@@ -157,7 +162,7 @@ def machines() -> list[Machine]:
 
 
 def enough(machines: Sequence[Machine], nodes: int | None) -> int:
-    """How many of the machines are taken: `nodes`, or all; QuarlError where there are not so many."""
+    """Return the number of machines to use: `nodes`, or all; raise QuarlError if there are fewer."""
     if nodes is not None and nodes > len(machines):
         names = ", ".join(machine.name for machine in machines)
         raise QuarlError(f"--nodes {nodes}: the cluster has {counted(len(machines), 'machine')} ({names})")
@@ -165,15 +170,15 @@ def enough(machines: Sequence[Machine], nodes: int | None) -> int:
 
 
 def about() -> dict[str, Any]:
-    """Versions of what this process runs, its niceness, and whether its machine asks for a token."""
+    """Return this process's versions and niceness, and whether its machine requires a token."""
     versions = {"quarl": __version__, "python": platform.python_version(), "ray": sys.modules["ray"].__version__}
     return {**versions, "niceness": os.nice(0), "token": os.environ.get("RAY_AUTH_MODE") == "token"}
 
 
 def check_machines(machines: Sequence[Machine], say: Callable[[str], None] = errors.note) -> None:
-    """QuarlError where a machine does not run QuaRL, or has other versions than this process.
+    """Raise QuarlError if a machine does not run QuaRL, or has other versions than this process.
 
-    say: hears of machines on which tasks give way to others, and of those that ask for no token.
+    `say` receives a warning for machines that run tasks at low priority, and for those that require no token.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as At
@@ -186,40 +191,45 @@ def check_machines(machines: Sequence[Machine], say: Callable[[str], None] = err
         try:
             theirs = ray.get(answer, timeout=max(until - time.monotonic(), 0))
         except Exception as error:
-            raise QuarlError(f"{where} does not run QuaRL ({first_line(error)}): install there what is here") from None
+            raise QuarlError(
+                f"{where} does not run QuaRL ({first_line(error)}): install the same versions there"
+            ) from None
         _same(where, {name: theirs[name] for name in ("quarl", "python", "ray")}, ours)
         if theirs["niceness"] > 0:
-            say(f"{where} runs tasks at niceness {theirs['niceness']}: let RAY_worker_niceness be 0 there")
+            say(f"{where} runs tasks at niceness {theirs['niceness']}: set RAY_worker_niceness=0 there")
         if not theirs["token"]:
-            say(f"{where} asks for no token: whoever reaches its ports runs there what he likes")
+            say(f"{where} requires no token: anyone who reaches its ports can run code on it")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What the process is told that runs raylets of this machine."""
+    """The start arguments of the process that runs this machine's raylets."""
 
     token: Path
     folder: Path
-    """Of Ray's files, which goes when they end."""
+    """Folder of Ray's files, removed when the raylets end."""
     host: str = LOOPBACK
     """IP of this machine at which others reach it."""
     port: int = 0
-    """Of a new cluster; 0: any that is free."""
+    """Port of a new cluster; 0 takes a free one."""
     join: str = ""
-    """Address of the cluster that they join; empty: the first begins a new one."""
+    """Address of the cluster to join; empty starts a new one."""
     num_nodes: int = 1
     cpus: int | None = None
-    """Cores of each, as the cluster sees it; None: an equal part of those that there are."""
+    """Cores of each raylet as the cluster sees them; None means an equal part of this machine's."""
 
 
 class Raylets:
-    """Raylets of this machine, in a child process that ends with this one, and Ray's files with it."""
+    """The raylets of this machine, in a child process that ends with this one and removes Ray's files."""
 
     def __init__(self, start: Start, log: Path) -> None:
-        """Returns when they are at work; QuarlError where they cannot be. log: what they print."""
+        """Start the raylets and wait until they work; `log` receives their output.
+
+        Raises QuarlError if they cannot start.
+        """
         self.token, self._folder = start.token, start.folder
         self._child = Child("raylets", run, start, log, apart=True, linked=True)
-        atexit.register(self.close)  # multiprocessing would wait for it
+        atexit.register(self.close)  # otherwise multiprocessing would wait for the child
         try:
             self._child.start()
             self.address = self._child.hear()
@@ -231,12 +241,12 @@ class Raylets:
             raise
 
     def wait(self) -> None:
-        """Returns never; QuarlError where they end by themselves."""
+        """Wait until the raylets end by themselves, which raises QuarlError."""
         self._child.join()
         raise QuarlError(f"this machine left the cluster at {self.address}: {self._child.reason()}")
 
     def close(self) -> None:
-        """Ends them; more than once does no harm."""
+        """End the raylets; repeated calls are harmless."""
         atexit.unregister(self.close)
         if self._child.process is not None:
             self._child.link.close()
@@ -252,19 +262,25 @@ class Raylets:
 
 
 class Local(Raylets):
-    """A cluster of one run: raylets that only this machine reaches, and only with the run's own token."""
+    """A cluster of one run: raylets that only this machine can reach, and only with the run's own token."""
 
     def __init__(self, folder: Path, num_nodes: int = LOCAL_NODES, cpus: int | None = None) -> None:
-        """folder: of the run, for what they print. cpus: of each, as in Start."""
+        """Start the raylets.
+
+        Args:
+            folder: Folder of the run, which receives their log.
+            num_nodes: Number of raylets.
+            cpus: Cores of each, as in Start.
+        """
         own = short_folder()
         token = token_file(own / "token", make=True)
         super().__init__(Start(token=token, folder=own, num_nodes=num_nodes, cpus=cpus), folder / "raylets.log")
 
 
 def short_folder() -> Path:
-    """Make a folder for this user alone, whose path leaves room for the names of Ray's sockets.
+    """Create a folder for this user alone, with a path short enough for Ray's socket names.
 
-    It is locked as long as this process lives.
+    It is locked while this process lives.
     """
     stack = ExitStack()
     atexit.register(stack.close)
@@ -272,14 +288,15 @@ def short_folder() -> Path:
 
 
 def run(start: Start, link: Connection) -> None:
-    """The child's main: sends the cluster's address once the raylets are at work, and ends them when `link` is closed.
+    """Run the raylets in a child process until `link` is closed, after sending the cluster's address through it.
 
-    They die with this process, which lives for moments longer than its parent: for the folder.
+    The raylets die with this process, which outlives its parent by moments to remove the folder.
     """
     die_with_parent(False)
     nodes: list[Any] = []
     known = None if start.join else start.token.with_suffix(".address")
     try:
+        # Start the raylets: the first one begins or joins the cluster.
         _ray(start.token)
         if start.join:
             _nodes_at(start.join, start.token)
@@ -287,28 +304,29 @@ def run(start: Start, link: Connection) -> None:
             nodes.append(_node(start, nodes[0].address if nodes else start.join))
         if known:
             known.write_text(nodes[0].address)
+        # Report the address, and watch the processes.
         link.send(nodes[0].address)
         while not link.poll(1):
             if dead := nodes[0].dead_processes():
                 raise QuarlError(f"Ray's {dead[0][0]} ended with exit code {dead[0][1].returncode}")
     except BrokenPipeError:
-        pass  # the parent is gone
+        pass  # the parent has exited
     finally:
         for node in reversed(nodes):
             node.kill_all_processes(check_alive=False, wait=True)
         if nodes and known:
             known.unlink(missing_ok=True)
         _remove(start.folder)
-    os.killpg(0, signal.SIGKILL)  # Ray's agents would hear of it in a minute
+    os.killpg(0, signal.SIGKILL)  # Ray's agents would notice only in a minute
 
 
 def _node(start: Start, join: str) -> Any:
-    """A raylet, and what else Ray has beside one."""
+    """Start a raylet, with the further processes that Ray needs."""
     from ray._private.node import Node
     from ray._private.parameter import RayParams
 
-    class Bare(Node):  # type: ignore[misc]  # Ray does not annotate it
-        """Without the dashboard's process, which Ray starts even where it is off: 2.7 s of processor time, 70 MB."""
+    class Bare(Node):  # type: ignore[misc]  # Ray has no annotations
+        """A raylet without the dashboard process, which Ray always starts: 2.7 s of processor time, 70 MB."""
 
         def start_api_server(self, **_: Any) -> None: ...
 
@@ -318,7 +336,7 @@ def _node(start: Start, join: str) -> Any:
         gcs_server_port=None if join else start.port,
         num_cpus=start.cpus or max(usable_cores() // start.num_nodes, 1),
         object_store_memory=OBJECT_BYTES,
-        temp_dir=str(start.folder / "ray"),  # which Ray opens to all; the folder stays this user's
+        temp_dir=str(start.folder / "ray"),  # Ray opens this folder to all users; its parent stays private
         include_dashboard=False,
         dashboard_agent_listen_port=0,
         include_log_monitor=False,
@@ -328,44 +346,50 @@ def _node(start: Start, join: str) -> Any:
 
 
 def _ray(token: Path) -> Any:
-    """Ray, told of the token."""
+    """Import Ray with the token set, and return the module."""
     os.environ.update(environment(token))
     import ray
     from ray._raylet import AuthenticationTokenLoader, Config
 
-    Config.initialize("")  # whoever imported it before had other variables
+    Config.initialize("")  # an earlier import may have seen other variables
     AuthenticationTokenLoader.instance().reset_cache()
     return ray
 
 
 def _nodes_at(address: str, token: Path) -> set[str]:
-    """Ids of a cluster's raylets; QuarlError where it takes another token, or has other versions than this process."""
+    """Return the ids of a cluster's raylets.
+
+    Raises QuarlError if the cluster has another token or other versions than this process.
+    """
     import ray
     from ray._common.usage.usage_lib import get_cluster_metadata
     from ray._raylet import Config, GcsClient
 
-    Config.initialize('{"gcs_rpc_server_connect_timeout_s": 1, "py_gcs_connect_timeout_s": 2}')  # 40 s if it is mute
+    # The default is 40 s without an answer.
+    Config.initialize('{"gcs_rpc_server_connect_timeout_s": 1, "py_gcs_connect_timeout_s": 2}')
     try:
-        with muted([2]):  # the line is ours
+        with muted([2]):  # suppress Ray's own message
             client = GcsClient(address=address)
             nodes, cluster = client.get_all_node_info(timeout=ANSWER_S), get_cluster_metadata(client)
     except ray.exceptions.AuthenticationError:
-        raise QuarlError(f"the cluster at {address} takes another token than that in {token}: copy its own") from None
+        raise QuarlError(
+            f"the cluster at {address} rejected the token in {token}: copy the cluster's token there"
+        ) from None
     except Exception as error:
-        raise QuarlError(f"no cluster of Ray {ray.__version__} is at {address}: {first_line(error)}") from None
+        raise QuarlError(f"no cluster of Ray {ray.__version__} found at {address}: {first_line(error)}") from None
     _same(f"the cluster at {address}", {name: cluster[f"{name}_version"] for name in ("python", "ray")}, about())
     return {each.hex() for each in nodes}
 
 
 def _same(where: str, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
-    """QuarlError where versions differ."""
+    """Raise QuarlError if versions differ."""
     for name, version in theirs.items():
         if version != ours[name]:
             raise QuarlError(f"{where} has {name} {version}, this machine {ours[name]}: install the same on both")
 
 
 def _remove(folder: Path) -> None:
-    """Removes it, though Ray's last processes may write into it for another moment."""
+    """Remove the folder, retrying while Ray's last processes still write into it."""
     until = time.monotonic() + END_S
     while folder.exists() and time.monotonic() < until:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,6 @@
-"""The agent of one machine: memory of its own, the actors that share it, and answers to the learner's relay.
+"""The agent of one machine: its own memory, the actors that share it, and answers to the learner's relay.
 
-It is an actor of Ray. What the actors of a machine see is what they see without a cluster; nothing of Ray is between
-them and their memory.
+It is an actor of Ray. The machine's actors see the same as without a cluster; Ray is not between them and their memory.
 """
 
 from __future__ import annotations
@@ -26,57 +25,57 @@ from quarl.files import temporary_folder
 from quarl.processes.child import Children
 
 NAP_S, LONG_NAP_S = 0.002, 0.02
-"""Between two looks at the rings: where actors will soon be at their limit, and at most."""
+"""Seconds between two checks of the rings: if actors will soon reach their limit, and at most."""
 LOOK_S = 0.05
-"""Between two looks at the actors."""
+"""Seconds between two checks of the actors."""
 GRACE_S = 2.0
-"""For actors to leave."""
+"""Seconds for actors to exit."""
 HISTOGRAMS_S = 1.0
-"""Between two of them."""
+"""Seconds between two copies of the histograms."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What an agent is to begin."""
+    """The start arguments of an agent."""
 
     quarl: str
-    """The learner's version."""
+    """Learner's version of QuaRL."""
     config: ActorQConfig
     run: str
-    """Names the run's folder of logs on each machine."""
+    """Name of the run's log folder on each machine."""
     first: int
-    """Number of its first actor among those of all machines."""
+    """Number of its first actor among the actors of all machines."""
     rungs: Sequence[float]
-    """Of its actors."""
+    """Exploration rungs of its actors."""
     cores: Mapping[str, Sequence[frozenset[int] | None]]
-    """Of all actors, by the names of machines where they are not to take the learner's."""
+    """Cores of all actors, by machine name, if they must leave the learner its cores."""
     incarnation: int
-    """Of their first processes; no other agent of the run has it, nor those that follow."""
+    """Number of the first actor processes, unique to this agent, as are the numbers that follow."""
     sizes: tuple[int, np.dtype[Any], int]
-    """Of the learner's channel."""
+    """Sizes of the learner's channel."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What an agent has since the last one."""
+    """The news of an agent since its last report."""
 
     rows: Array
-    """Segments; each actor's lie together, and `actor` counts from 0."""
+    """Segments; each actor's are contiguous, and `actor` counts from 0."""
     cells: Array
-    """The actors', their heartbeats as seconds since then."""
+    """Cells of the actors, with heartbeats as seconds since then."""
     histograms: tuple[Array, Array] | None
-    """Latencies and blocked times of its actors so far; not in each report."""
+    """Latencies and blocked times of its actors so far; not in every report."""
     alive: int
     at_work: int
     deaths: int
     cpu_s: float
     said: Sequence[str]
     mistake: str
-    """What the user got wrong, as the actors' machine says it; empty: nothing."""
+    """User error in the words of the actors' machine; empty if there is none."""
 
 
 class NodeAgent:
-    """The methods are called side by side, `begin` before all others."""
+    """The agent that Ray runs on a machine; its methods are called concurrently, after `begin`."""
 
     def __init__(self) -> None:
         self._stop: threading.Event | None = None
@@ -85,7 +84,7 @@ class NodeAgent:
         self._mistake = ""
 
     def begin(self, order: Order) -> str:
-        """Ends what it did, and starts actors in new memory; the machine's name."""
+        """End earlier work, start actors in new memory, and return the machine's name."""
         self.end()
         name = begin_here(order.quarl)
         folder = self._folder.enter_context(temporary_folder())
@@ -96,13 +95,13 @@ class NodeAgent:
         self._said, self._mistake, self._stop = [], "", threading.Event()
         cores = order.cores.get(name, [None] * (order.first + num))[order.first :]
         self._family = ActorFamily(config, self._channel, order.rungs, cores, order.incarnation, self._said.append)
-        # actors die with the thread that started them: it lasts as long as they
+        # actors die with the thread that started them: it lives as long as they do
         self._keeper = threading.Thread(target=partial(self._keep, self._stop), daemon=True)
         self._keeper.start()
         return name
 
     def _keep(self, stop: threading.Event) -> None:
-        """Starts the actors, and again those that die, until the end."""
+        """Start the actors, and restart those that die, until the end."""
         children = Children(self._said.append)
         try:
             for child in self._family.children:
@@ -116,27 +115,35 @@ class NodeAgent:
             children.close()
 
     def tell(self, cells: Array) -> float:
-        """Takes the learner's cells, with limits that are this machine's; its time.monotonic()."""
+        """Take the learner's cells, with limits for this machine; return this machine's time.monotonic()."""
         self._channel.counters.learner[:] = cells
         return time.monotonic()
 
     def load(self, data: Array, version: int, step: int, stamp_ns: int) -> float:
-        """Puts weights up for the actors; its time.monotonic() when they were there. stamp_ns: by this clock."""
+        """Publish weights for the actors, and return this machine's time.monotonic() afterwards.
+
+        Args:
+            data: Bytes of the packed weights.
+            version: Number of the weights.
+            step: Learner updates behind them.
+            stamp_ns: Time in ns at which they were produced, by this machine's clock.
+        """
         with self._channel.packed.slot(len(data), version=version, step=step, stamp_ns=stamp_ns) as slot:
             slot[:] = data
         return time.monotonic()
 
     def collect(self, most: int, patience_s: float) -> Report:
-        """Takes the actors' segments: when there are so many, the time is over, or more cannot come."""
+        """Take up to `most` segments of the actors, once `most` wait, `patience_s` has passed, or no more can come."""
         channel, counters, most = self._channel, self._channel.counters, min(most, self._most)
         began = time.monotonic()
         while (waiting := channel.num_waiting()) < most and (took_s := time.monotonic() - began) < patience_s:
             left = counters.learner[Learner.INSERT_LIMIT] - counters.actors[:, Actor.STEPS].sum()
             if self._mistake or (waiting and left < self._num_envs):
-                break  # no actor can make another step of its environments before it is allowed more
-            # half the time that so many, or the last ones that are allowed, will take at this pace
+                break  # no actor can make another step until the limit is raised
+            # sleep for half the time in which the missing segments will arrive at this pace
             nap_s = 0.5 * min(left, most - waiting) * took_s / waiting if waiting else NAP_S
             time.sleep(min(max(nap_s, NAP_S), LONG_NAP_S))
+        # Take the segments and the actors' news.
         rows = np.empty(min(channel.num_waiting(), most), channel.dtype)
         taken = channel.drain(rows) if len(rows) else 0
         cells, now = counters.actors.copy(), time.monotonic()
@@ -159,7 +166,7 @@ class NodeAgent:
         )
 
     def end(self) -> None:
-        """Nothing of its actors and their memory is left."""
+        """Stop the actors and free their memory."""
         if self._stop is not None:
             self._stop.set()
             self._keeper.join()

@@ -1,7 +1,7 @@
-"""The relay: the process that stands for all machines beside the learner, and speaks with their agents by Ray.
+"""The relay: the process that represents all other machines to the learner, and calls their agents through Ray.
 
-Down go the learner's cells, with limits that are each machine's own, and the newest packed weights, put up once for
-all; up come whole pieces of the actors' rings, which go into the learner's as the actors would have written them.
+Downward it sends the learner's cells, with limits for each machine, and the newest packed weights, uploaded once for
+all. Upward come batches of the actors' segments, which it writes into the learner's rings as local actors would.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ from quarl.config import ActorQConfig
 from quarl.errors import QuarlError, in_one_line
 
 PIECE_ROWS, PIECE_S = 16_000, 0.1
-"""Of segments that come at once, at most."""
+"""Maximum number of segments in a batch, and maximum seconds of waiting for them."""
 TELL_S = 0.5
-"""After which a machine is told of the learner, also where nothing presses."""
+"""Seconds after which a machine receives the learner's cells again, even if nothing is urgent."""
 PEEK_S, PEEKS = 0.005, 4
-"""Between two looks at the version of the newest weights; so many of them where nobody answers, then at all boards."""
+"""Seconds between two checks of the newest weights' version, and their number before all boards are checked."""
 END_S = 3.0
-"""For agents to end."""
+"""Seconds for agents to end."""
 AGAIN_S = 0.3
-"""Before a lost machine is asked again."""
+"""Seconds before a lost machine is called again."""
 SILENT_S, LOST_S, START_S = 10.0, 25.0, 60.0
-"""Without an answer: a machine is said to be silent; its actors count no more; and before its first one."""
+"""Seconds without an answer: until a warning, until its actors no longer count, and before its first answer."""
 INCARNATIONS = 50
-"""Given to an agent for each of its actors' processes one after the other; then another agent's begin."""
+"""Incarnation numbers given to an agent for successive processes of its actors; then another agent's begin."""
 VERSIONS_HELD = 2
-"""That agents are still reading, at most."""
+"""Maximum number of versions that agents are still reading."""
 DECAY = 0.9
-"""Of what is shown as of lately."""
+"""Weight of the past in recent means."""
 PRESENT = [Actor.INCARNATION, Actor.STEPS, Actor.VERSION, Actor.SIGMA, Actor.HEARTBEAT_S]
-"""Cells of an actor that its successors do not add to."""
+"""Cells of an actor that hold present values, to which its successors do not add."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RelaySpec(roles.Start):
-    """What the relay is told when it is started."""
+    """The start arguments of the relay."""
 
     config: ActorQConfig
     run: str
     rungs: Sequence[float]
     actor_cores: Mapping[str, Sequence[frozenset[int] | None]]
-    """As in Order."""
+    """Cores of the actors, as in Order."""
     incarnation: int
-    """Above all that the run ever had."""
+    """Above all incarnations that the run ever had."""
     address: str
     token: Path
 
@@ -72,15 +72,15 @@ class _Machine:
     place: int
     agent: Any
     actors: slice
-    """Of its actors among those of all machines."""
+    """Indices of its actors among those of all machines."""
     name: str = ""
     begun: bool = False
     calls: dict[str, Future[Any]] = field(default_factory=dict)
-    """Answers that are waited for, by method."""
+    """Pending answers, by method."""
     sent: dict[str, float] = field(default_factory=dict)
-    """time.monotonic() of these calls."""
+    """Time of these calls, by time.monotonic()."""
     incarnation: int = 0
-    """That its next agent is given; 0: none yet."""
+    """Number for its next agent; 0 if none is reserved."""
     not_before: float = 0.0
     heard: float = field(default_factory=time.monotonic)
     is_silent: bool = False
@@ -89,29 +89,31 @@ class _Machine:
     """Segments by actor for which the learner's rings had no room yet."""
     version: int = 0
     loading: roles.Snapshot | None = None
-    """Weights that are on their way there."""
+    """Weights in transit to the machine."""
     before: tuple[Array, ...] | None = None
-    """What the actors' cells and their histograms held when the agent began."""
+    """Values of the actors' cells and histograms when the agent began."""
     offset_s: float = 0.0
-    """Its clock less this one's, as the quickest answer has shown."""
+    """Difference of its clock to this one, from the quickest answer."""
     delay_s: float = np.inf
 
 
 class RelayLoop(roles.Role):
-    """Asks and answers, a few hundred times a second; no call to Ray is for a single step."""
+    """A loop that calls agents and handles their answers a few hundred times a second; no call is for a single step."""
 
     def __init__(self, spec: RelaySpec, say: Callable[[str], None]) -> None:
         super().__init__(spec)
+        # Connect to the cluster before Ray is imported.
         assert isinstance(self.channel, LocalChannel)
         self.spec, self.say, self.cells = spec, say, self.counters.relay
         self.cells[Relay.HEARTBEAT_S] = time.monotonic()
         connection.connect(spec.address, token=spec.token)
-        import ray  # after the environment that `connect` has set
+        import ray  # Ray reads the environment that `connect` has set
 
         self.ray, self.sizes, num = ray, self.channel.sizes, len(self.counters.nodes)
         each = len(self.counters.actors) // num
         self.leases = Leases(num, spec.config.num_envs)
         self.rings = [self.channel.of(i) for i in range(num * each)]
+        # Place one agent on each machine.
         group = ray.util.placement_group([{"CPU": 1}] * num, strategy="STRICT_SPREAD")
         remote = ray.remote(max_restarts=-1, max_task_retries=0, max_concurrency=4, num_cpus=1)(NodeAgent)
         self.machines = []
@@ -120,15 +122,15 @@ class RelayLoop(roles.Role):
             agent = remote.options(scheduling_strategy=strategy).remote()
             self.machines.append(_Machine(place, agent, slice(place * each, (place + 1) * each)))
         self.heard = threading.Event()
-        """That there may be an answer: Ray's threads set it, so that waiting for answers costs nothing."""
+        """Set by Ray's threads if there may be an answer, so that waiting for answers costs nothing."""
         self.version = 0
         self.weights: Any = None
-        """Ray's reference to the newest ones that were put up, and what they are."""
+        """Ray's reference to the newest weights, and their snapshot."""
         self.snapshot: roles.Snapshot
         self.cpu_before = float(self.cells[Relay.CPU_S])
 
     def run(self) -> None:
-        """Until it is told to stop; then agents end what they have begun."""
+        """Run until the run stops, then end the agents' work."""
         try:
             self._run()
         finally:
@@ -152,7 +154,7 @@ class RelayLoop(roles.Role):
             self.ray.wait(ends, num_returns=len(ends), timeout=END_S)
 
     def _put_up(self) -> None:
-        """The newest packed weights, once for all machines; not while older ones are still being read."""
+        """Upload the newest packed weights once for all machines, but not while older ones are still being read."""
         held = {machine.loading.version for machine in self.machines if machine.loading is not None}
         if len(held) < VERSIONS_HELD and (snapshot := self.channel.packed.pull(self.version)) is not None:
             self.weights, self.snapshot, self.version = self.ray.put(snapshot.data), snapshot, snapshot.version
@@ -164,9 +166,9 @@ class RelayLoop(roles.Role):
         call.add_done_callback(lambda _: self.heard.set())
 
     def _begin(self, machine: _Machine) -> None:
-        """An agent that knows nothing, or no longer anything."""
+        """Start an agent that is new, or that Ray has restarted."""
         spec = self.spec
-        if not machine.incarnation:  # else nothing came of the last one, and nothing of it will
+        if not machine.incarnation:  # otherwise the last numbers were never used
             machine.incarnation = spec.incarnation + 1 + int(self.cells[Relay.INCARNATIONS])
             self.cells[Relay.INCARNATIONS] += INCARNATIONS
         self._call(
@@ -185,28 +187,28 @@ class RelayLoop(roles.Role):
         )
 
     def _serve(self, machine: _Machine, total: float, now: float) -> None:
-        """Every question that the machine is to answer now."""
+        """Make all calls that are due for the machine."""
         calls, leases, place, cells = machine.calls, self.leases, machine.place, self.counters.nodes[machine.place]
-        # what the learner allows, and wants to be left alone for
+        # Send the learner's limits and pauses.
         if "tell" not in calls and (self._presses(machine) or now - machine.sent.get("tell", 0.0) > TELL_S):
             delay_s = cells[Node.PIECE_S] + cells[Node.DELAY_S]
             machine.told = leases.cells(place, self.counters.learner, total, delay_s)
             self._call(machine, "tell", machine.told)
-        # newer weights
+        # Send newer weights.
         if "load" not in calls and machine.version < self.version:
             snapshot = machine.loading = self.snapshot
             about = snapshot.version, snapshot.step, snapshot.stamp_ns + int(1e9 * machine.offset_s)
             self._call(machine, "load", self.weights, *about)
             machine.version = snapshot.version
             cells[Node.WEIGHTS_BYTES] += len(snapshot.data)
-        # more segments, where there is room for all that came
+        # Collect more segments, once there is room for all that came.
         if machine.waiting:
             machine.waiting = list(self._written(machine.waiting, place))
         if "collect" not in calls and not machine.waiting:
             self._call(machine, "collect", PIECE_ROWS, PIECE_S)
 
     def _presses(self, machine: _Machine) -> bool:
-        """Whether the actors stand still, or will soon, for what they do not know."""
+        """Return True if the actors wait, or will wait soon, for cells that they have not received."""
         if (told := machine.told) is None or told[Learner.PAUSED] != self.counters.learner[Learner.PAUSED]:
             return True
         granted, received = self.leases.granted[machine.place], self.leases.received[machine.place]
@@ -214,7 +216,7 @@ class RelayLoop(roles.Role):
         return bool(granted > known and known - received <= 0.75 * (granted - received))
 
     def _written(self, pieces: Sequence[tuple[int, Array]], place: int) -> Iterator[tuple[int, Array]]:
-        """Puts segments into the learner's rings, and counts them; those for which there is no room yet."""
+        """Write segments into the learner's rings and count them; yield those for which there is no room yet."""
         for actor, rows in pieces:
             ring = self.rings[actor]
             num = min(ring.room(), len(rows))
@@ -226,16 +228,16 @@ class RelayLoop(roles.Role):
                 yield actor, rows[num:]
 
     def _hear(self) -> None:
-        """The answers that are there, or come in a moment."""
+        """Wait briefly for answers, and handle those that have come."""
         any(self.heard.wait(PEEK_S) or self.channel.packed.version > self.version for _ in range(PEEKS))
         self.heard.clear()
         for machine, name, call in [(each, *item) for each in self.machines for item in each.calls.items()]:
             if not call.done() or machine.calls.get(name) is not call:
-                continue  # or it was lost with another
+                continue  # this call was lost with another
             try:
                 answer = call.result()
             except self.ray.exceptions.RayTaskError as error:
-                # an agent that Ray has made anew, and that has not begun, has no answers
+                # an agent that Ray has restarted, and that has not begun, answers with an error
                 if name != "begin" and not isinstance(error.cause, QuarlError):
                     self._lose(machine, in_one_line(error.cause or error))
                     continue
@@ -249,7 +251,7 @@ class RelayLoop(roles.Role):
 
     def _heard_begin(self, machine: _Machine, name: str) -> None:
         counters, cells = self.counters, self.counters.nodes[machine.place]
-        again = f"{name}: the machine is back, and its actors begin anew"
+        again = f"{name}: the machine is back, and its actors restart"
         self.say(again if cells[Node.BEGUN] else f"machine {machine.place} is {name}")
         machine.name, machine.begun, machine.incarnation, machine.version, machine.told = name, True, 0, 0, None
         kept = counters.actors, counters.latency_ms, counters.blocked_ms
@@ -260,7 +262,7 @@ class RelayLoop(roles.Role):
         self.leases.begin(machine.place)
 
     def _heard_tell(self, machine: _Machine, there: float) -> None:
-        """How the clocks differ is known best where the answer was quickest; clocks drift, so that it grows old."""
+        """Estimate the clock difference from the quickest answer; clocks drift, so old estimates slowly expire."""
         before, cells = machine.sent["tell"], self.counters.nodes[machine.place]
         took = machine.heard - before
         machine.delay_s *= 1.001
@@ -277,13 +279,13 @@ class RelayLoop(roles.Role):
 
     def _heard_collect(self, machine: _Machine, report: Report) -> None:
         cells, counters = self.counters.nodes[machine.place], self.counters
-        # segments, by actor and numbered as the learner numbers actors
-        rows = report.rows.copy()  # Ray's bytes are read-only, and stay where they are as long as they are used
+        # Write the segments, with the learner's actor numbers.
+        rows = report.rows.copy()  # a copy: Ray's bytes are read-only, and stay in its memory while they are in use
         starts = np.flatnonzero(np.diff(rows["actor"], prepend=-1))
         rows["actor"] += machine.actors.start
         pieces = [(int(piece["actor"][0]), piece) for piece in np.split(rows, starts[1:]) if len(piece)]
         machine.waiting = list(self._written(pieces, machine.place))
-        # what the actors say of themselves, on top of what those before them have said
+        # Add the actors' cells to those of their predecessors.
         assert machine.before is not None
         actors, latency_ms, blocked_ms = machine.before
         shown = actors + report.cells
@@ -305,9 +307,9 @@ class RelayLoop(roles.Role):
             raise QuarlError(f"{machine.name}: {report.mistake}")
 
     def _lose(self, machine: _Machine, why: str) -> None:
-        """Its agent is no more; Ray makes another one there, or where there is a machine."""
+        """Handle the loss of an agent; Ray starts another one there, or on another machine."""
         if machine.begun:
-            self.say(f"{machine.name}: the machine's agent is gone ({why}); the run goes on without its actors")
+            self.say(f"{machine.name}: the machine's agent is lost ({why}); the run continues without its actors")
         machine.begun, machine.loading, machine.waiting = False, None, []
         machine.calls.clear()
         machine.not_before = time.monotonic() + AGAIN_S
@@ -316,7 +318,7 @@ class RelayLoop(roles.Role):
         cells[Node.ANSWERS] = cells[Node.ACTORS] = 0
 
     def _watch(self, machine: _Machine, now: float) -> None:
-        """Says that a machine is silent; after a while the run no longer counts on it."""
+        """Warn if a machine is silent; after LOST_S its actors no longer count."""
         silent_s, cells = now - machine.heard, self.counters.nodes[machine.place]
         bound_s, before = SILENT_S if cells[Node.BEGUN] else START_S, machine.is_silent
         machine.is_silent = silent_s > bound_s

@@ -1,4 +1,4 @@
-"""A run of ActorQ on many machines: what its supervisor has in place of actors of its own."""
+"""The actors of an ActorQ run on several machines, in place of the supervisor's local ones."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from quarl.formats import counted
 from quarl.processes.child import Child, Children
 
 RELAY_S = 30.0
-"""Without a sign of life, after which a relay counts as hung."""
+"""Seconds without a heartbeat after which a relay counts as hung."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Where a run's machines are."""
+    """The machines of a run."""
 
     address: str
     token: Path
     num_nodes: int
     home: str = ""
-    """The learner's machine by its name, where actors are to leave it its cores; local ones stand for others."""
+    """Name of the learner's machine, on which actors leave the learner its cores; empty for local raylets."""
 
 
 class ClusterFamily(ActorFamily):
-    """The actors of all machines: one process here, the relay, and by it theirs."""
+    """The actors of all machines: one local process, the relay, and their processes through it."""
 
     def __init__(
         self,
@@ -50,7 +50,17 @@ class ClusterFamily(ActorFamily):
         incarnation: int,
         say: Callable[[str], None],
     ) -> None:
-        """As for ActorFamily; cores are given out at `home` alone."""
+        """Prepare the relay without starting it.
+
+        Args:
+            cluster: Machines of the run.
+            config: Options of the run.
+            channel: Channel that the relay uses.
+            rungs: Exploration rung of each actor of all machines.
+            cores: CPU cores of each actor at `home`.
+            incarnation: Number above all that the run ever had.
+            say: Receives warnings for the user.
+        """
         self._counters, self._say, self._watchdog = channel.counters, say, Watchdog(BLIND_S, say)
         self._counters.nodes[:, Node.AT_WORK] = len(rungs) // cluster.num_nodes
         log = config.output / "relay.log"
@@ -64,7 +74,7 @@ class ClusterFamily(ActorFamily):
             address=cluster.address,
             token=cluster.token,
         )
-        self.relay = Child("relay", relay.main, spec, log, apart=True, linked=True)  # Ray has much to say
+        self.relay = Child("relay", relay.main, spec, log, apart=True, linked=True)  # apart: Ray prints a lot
         self.children = [self.relay]
 
     @property
@@ -80,7 +90,7 @@ class ClusterFamily(ActorFamily):
         return int(self._counters.nodes[:, Node.DEATHS].sum())
 
     def look(self) -> None:
-        """Kills a relay that hangs, and says what it has to say."""
+        """Kill a relay that hangs, and pass on its messages."""
         self._watchdog.tick()
         heard = float(self._counters.relay[Relay.HEARTBEAT_S])
         self._watchdog.watch(self.relay, heard, RELAY_S, "the relay gave no sign of life")
@@ -90,7 +100,7 @@ class ClusterFamily(ActorFamily):
                     self._say(line)
 
     def revive(self, children: Children) -> str:
-        """Starts a dead relay again, whose machines begin anew; why none can, where it died of a user's mistake."""
+        """Restart a dead relay, whose machines then begin again; return the reason if it died of a user error."""
         if not self.relay.alive() and not self.relay.parked:
             if self.relay.result.mistake:
                 return self.relay.reason()
@@ -102,10 +112,17 @@ class ClusterFamily(ActorFamily):
 def clustered(
     config: ActorQConfig, saved: Mapping[str, Any], say: Callable[[str], None]
 ) -> Iterator[tuple[ActorQConfig, dict[str, Any]]]:
-    """The run's options with its actors counted over all machines, and what its Supervisor takes beside them.
+    """Yield the run's options with its actors counted over all machines, and further arguments of its Supervisor.
 
-    saved: the options that a run has which goes on. Local raylets live as long as the block. QuarlError in one line
-    where machines cannot be reached, or differ.
+    Local raylets live as long as the block.
+
+    Args:
+        config: Options of the command.
+        saved: Options that a resumed run was started with.
+        say: Receives the lines for the user.
+
+    Raises:
+        QuarlError: If machines cannot be reached, or differ.
     """
     where, nodes = config.cluster or saved["cluster"], config.nodes or saved.get("nodes")
     with contextlib.ExitStack() as stack:
@@ -129,7 +146,7 @@ def clustered(
 
 
 def _surveyed(address: str, nodes: int | None, logs: Path, say: Callable[[str], None]) -> Cluster:
-    """The machines that are there, asked by a process of its own: Ray stays out of this one."""
+    """Return the cluster's machines, found by a separate process: this one never imports Ray."""
     asks = Child("machines", _survey, address, logs / "machines.log", apart=True)
     asks.start()
     try:
@@ -145,7 +162,7 @@ def _surveyed(address: str, nodes: int | None, logs: Path, say: Callable[[str], 
 
 
 def _survey(address: str) -> tuple[list[connection.Machine], list[str]]:
-    """The cluster's machines, and what is to be said of them."""
+    """Return the cluster's machines, and warnings about them."""
     said: list[str] = []
     machines = connection.connect(address)
     connection.check_machines(machines, said.append)
