@@ -1,7 +1,7 @@
-"""Post-training quantisation: a float32 policy, a spec and calibration observations to a QuantizedPolicy.
+"""Post-training quantization: a float32 policy, a spec and calibration observations to a QuantizedPolicy.
 
 The operators are visited in order. Calibration observations travel two roads, through the float32 policy and
-through the one quantised so far, so that each layer is fitted to the inputs it will really see.
+through the one quantized so far, so that each layer is fitted to the inputs it will really see.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def round_layers(layers: Sequence[LayerWeights], spec: QuantSpec) -> tuple[Layer
 
 
 def _layer_specs(policy: Policy, spec: QuantSpec) -> dict[str, QuantSpec]:
-    """What each layer is quantised by."""
+    """What each layer is quantized by."""
     edges = edge_layers(policy)
     return {op.name: spec.of_layer(op.name, edge=op.name in edges) for op in policy.linear}
 

@@ -114,7 +114,7 @@ def actor(precision: str, engine: str) -> str:
 
 
 def activations(mode: str, bits: int) -> str:
-    """How activations are quantised, blank where they are not."""
+    """How activations are quantized, blank where they are not."""
     return "" if bits == FLOAT_BITS["fp32"] else mode
 
 

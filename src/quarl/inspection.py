@@ -37,7 +37,7 @@ Histogram = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerRow(Row):
-    """One layer before and after quantisation."""
+    """One layer before and after quantization."""
 
     command = "inspect"
     layer: Annotated[str, Column("layer", short)]

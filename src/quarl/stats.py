@@ -173,7 +173,7 @@ def mean_error_interval(
 ) -> Interval:
     """Mean over agents of `error_pct`, with a stratified bootstrap interval.
 
-    agents: (fp32 returns, quantised returns) of each, paired by episode. Episodes are resampled within each agent and
+    agents: (fp32 returns, quantized returns) of each, paired by episode. Episodes are resampled within each agent and
     the agents are kept: the interval speaks of these agents, not of others that might have been trained
     (Agarwal et al. 2021, section 4.1).
     """

@@ -19,7 +19,7 @@ LARGEST = 256.0
 SMALL = 2**14
 """Weights that float kernels multiply in the time of integer ones."""
 LARGEST_DISTANCE = 255
-"""From one int8 code to another: how far a row that is quantised at run time may reach from its zero point."""
+"""From one int8 code to another: how far a row that is quantized at run time may reach from its zero point."""
 
 
 def check_bits(policy: QuantizedPolicy, runtime: str) -> None:

@@ -44,10 +44,10 @@ def quantised(
 ) -> QuantizedPolicy:
     """The policy as `export` takes it: in that precision, or with the codes and grids that it has.
 
-    One that is quantised already keeps its codes, and in dynamic mode gets grids where the target or `mode` wants them.
+    One that is quantized already keeps its codes, and in dynamic mode gets grids where the target or `mode` wants them.
     QuarlError for a precision that is not its own, and where nothing is there to calibrate on.
 
-    precision: None is int8 of a float policy. mode: None is static, or a quantised policy's own if the target has it.
+    precision: None is int8 of a float policy. mode: None is static, or a quantized policy's own if the target has it.
     observations: raw ones [N, *shape] to calibrate on; None records them in the environment.
     """
 

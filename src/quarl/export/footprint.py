@@ -23,7 +23,7 @@ policies on a Cortex-M4."""
 FRAMES, WINDOW = 256, 96
 """Bytes of the stack beside the buffers, and of convolutions more."""
 CALL, ROW, REAL, LOOK_UP, MOVE = 3300, 64, 86, 12, 8
-"""Instructions of an action, a requantised sum, a float32 operation, a number that is looked up or copied, and one of a
+"""Instructions of an action, a requantized sum, a float32 operation, a number that is looked up or copied, and one of a
 convolution's window."""
 MAC = {4: 7.2, 8: 5.1}
 """Of a product and its sum, by the bits of weights."""

@@ -254,7 +254,7 @@ def openvino_saturates() -> bool:
 
 
 def _openvino(name: str, file: Path) -> RowByRow:
-    """With its hint for accuracy: else it computes in bfloat16 where the processor can, and quantises once more, in
+    """With its hint for accuracy: else it computes in bfloat16 where the processor can, and quantizes once more, in
     groups of its own, what 4-bit weights are multiplied by; other actions come of either.
 
     It makes QuantizeLinear and DequantizeLinear pairs of every file: it adds a grid's zero point before it rounds, so

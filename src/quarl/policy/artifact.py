@@ -43,7 +43,7 @@ SMALL = 2**20
 
 
 def to_bytes(policy: Policy) -> bytes:
-    """The whole artefact of a Policy or QuantizedPolicy."""
+    """The whole artifact of a Policy or QuantizedPolicy."""
     return b"".join(pieces(*_contents(policy)))
 
 

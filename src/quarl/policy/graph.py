@@ -184,7 +184,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationGrid:
-    """Static-mode quantisation of one value: a per-tensor affine grid of `bits`, 2 to 16."""
+    """Static-mode quantization of one value: a per-tensor affine grid of `bits`, 2 to 16."""
 
     scale: float
     """A float32 number."""
@@ -213,7 +213,7 @@ class ActivationGrid:
 class QuantizedPolicy(Policy):
     """A Policy whose linear weights are codes (or half floats), and the grids of its activations.
 
-    dynamic mode: the input of every linear operator with integer weights is quantised per row at run time.
+    dynamic mode: the input of every linear operator with integer weights is quantized per row at run time.
     static mode: `grids` gives the grid of every value that is the input of such an operator, or the output of one
     that is not last. Either way the output of the last linear operator is float32.
     """
@@ -252,7 +252,7 @@ class QuantizedPolicy(Policy):
 
 
 def is_quantized(policy: Policy | None) -> TypeGuard[QuantizedPolicy]:
-    """Whether it computes with anything but float32; an artefact in fp32 is a float policy, whatever its weights."""
+    """Whether it computes with anything but float32; an artifact in fp32 is a float policy, whatever its weights."""
     return isinstance(policy, QuantizedPolicy) and policy.spec.float_type != "fp32"
 
 
@@ -314,7 +314,7 @@ def ungridded(policy: QuantizedPolicy) -> str | None:
 
 
 def final_linear(policy: Policy) -> frozenset[str]:
-    """Names of the linear operators whose value reaches the output without passing another: never quantised."""
+    """Names of the linear operators whose value reaches the output without passing another: never quantized."""
     feeds_linear: set[str] = set()
     for op in reversed(policy.ops):
         if isinstance(op, Linear) or op.name in feeds_linear:

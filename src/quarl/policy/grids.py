@@ -86,7 +86,7 @@ def _input_rule(policy: Policy, source: str, *, made_by_layers: bool) -> GridRul
 
 
 def trained_rules(policy: Policy, skips: Callable[[str], bool]) -> dict[str, GridRule]:
-    """`grid_rules` as far as training follows them: it quantises in front of layers and behind them, so that what
+    """`grid_rules` as far as training follows them: it quantizes in front of layers and behind them, so that what
     activation functions make of integers stays as it is where no layer of integers reads it."""
     rules = grid_rules(policy, skips)
     read = {op.inputs[0] for op in policy.linear if not skips(op.name)}

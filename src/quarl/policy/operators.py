@@ -1,7 +1,7 @@
 """The closed set of operators that a policy is made of, and the weights they carry.
 
 An operator is named after the value that it makes. Shapes never name the batch axis: every value is [B, *shape]. Its
-fields say all that it is made of, and the artefact stores them by their types: "Weight" may be codes, "Array" is float.
+fields say all that it is made of, and the artifact stores them by their types: "Weight" may be codes, "Array" is float.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class _MisfitError(Exception):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Linear(Op):
-    """The operators whose weights are quantised; bias float32 [out], never."""
+    """The operators whose weights are quantized; bias float32 [out], never."""
 
     weight: Weight
     bias: Array
@@ -266,7 +266,7 @@ class Normalize(Op):
     def mean_parts(self) -> tuple[Array, Array]:
         """The mean as a float32 number and the float32 rest that it leaves out.
 
-        One float32 number is not enough: a mean of many standard deviations, rounded, moves every normalised value.
+        One float32 number is not enough: a mean of many standard deviations, rounded, moves every normalized value.
         """
         mean = self.mean.astype(np.float32)
         return mean, (self.mean - mean).astype(np.float32)
@@ -277,7 +277,7 @@ class Normalize(Op):
         return (1.0 / np.sqrt(self.variance + self.epsilon)).astype(np.float32)
 
     def __call__(self, x: Array) -> Array:
-        """The normalised float32 value of x [B, *shape]; every engine follows this order of float32 operations."""
+        """The normalized float32 value of x [B, *shape]; every engine follows this order of float32 operations."""
         mean, rest = self.mean_parts
         scaled: Array = (x - mean - rest) * self.inverse_std
         return scaled.clip(np.float32(-self.clip), np.float32(self.clip))

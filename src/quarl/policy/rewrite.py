@@ -1,4 +1,4 @@
-"""Rewrites that leave a policy's actions as they are and make it easier to quantise."""
+"""Rewrites that leave a policy's actions as they are and make it easier to quantize."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ more later: with a factor made for noise it would outgrow all others and take th
 def center_scores(policy: Policy) -> Policy:
     """The policy with the mean taken out of its discrete scores, output by output.
 
-    Neither an argmax nor a softmax sees what is added to all scores alike, but a quantiser does: action values share
+    Neither an argmax nor a softmax sees what is added to all scores alike, but a quantizer does: action values share
     a large common part, and the small differences that decide would be rounded on its grid.
     """
     last = scores(policy)

@@ -32,7 +32,7 @@ ACTING = ("q_net", "actor", "")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """One quantiser of activations: in front of a layer, or behind it."""
+    """One quantizer of activations: in front of a layer, or behind it."""
 
     bits: int
     row: int = -1
@@ -55,7 +55,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPlan:
-    """One layer: the bits of its weight, and its quantisers of activations."""
+    """One layer: the bits of its weight, and its quantizers of activations."""
 
     path: str
     """From the network that the plan is of."""

@@ -1,4 +1,4 @@
-"""What to quantise and how, after training or in it: precisions and schemes, parsed without importing numpy.
+"""What to quantize and how, after training or in it: precisions and schemes, parsed without importing numpy.
 
 int8, w8a8 and 8 are one precision: weights and activations of 8 bits. w8 leaves activations in float32. Below 8 bits a
 bare width keeps the first and the last layers at 8: 4 is int4e8, and int4 has 4 bits in all layers. Precisions are
@@ -45,7 +45,7 @@ class Scheme:
     equalize: float | None = None
     """Balance the extents of a layer's input channels against its weights, to this power (Xiao et al. 2023)."""
     center_scores: bool = False
-    """Take the mean out of discrete scores, which no argmax sees, before they are quantised."""
+    """Take the mean out of discrete scores, which no argmax sees, before they are quantized."""
     mid_rise_bits: int = 0
     """Weights of up to so many bits lie on a grid without a level at 0 (quant.affine.MID_RISE)."""
     original: bool = False
@@ -92,7 +92,7 @@ class QuantSpec:
     """2..16; None leaves activations in float32."""
     float_type: Literal["fp32", "fp16", "bf16"] | None = None
     mode: Mode = "dynamic"
-    """dynamic: activations quantised per row at run time. static: per tensor, calibrated. Float ones are dynamic."""
+    """dynamic: activations quantized per row at run time. static: per tensor, calibrated. Float ones are dynamic."""
     scheme: Scheme = SCHEMES["default"]
     edge_bits: int | None = None
     """2..32, of the weights of the first and the last layers; None: as of the others."""
@@ -107,7 +107,7 @@ class QuantSpec:
             raise QuarlError(f"activation bits must be 2..16, got {self.activation_bits}")
         if self.mode not in ("dynamic", "static"):
             raise QuarlError(f"mode must be dynamic or static, got {self.mode!r}")
-        if self.activation_bits is None:  # activations that are not quantised are so in one way only
+        if self.activation_bits is None:  # activations that are not quantized are so in one way only
             object.__setattr__(self, "mode", "dynamic")
 
     def __repr__(self) -> str:
@@ -162,7 +162,7 @@ class QuantSpec:
         return self.weight_bits + self.mid_rise
 
     def of_layer(self, name: str, *, edge: bool) -> QuantSpec:
-        """What a layer is quantised by: its own width is then `weight_bits`. edge: whether it is first or last."""
+        """What a layer is quantized by: its own width is then `weight_bits`. edge: whether it is first or last."""
         bits = self.edge_bits if edge and self.edge_bits is not None else self.weight_bits
         return replace(self, weight_bits=dict(self.layer_bits).get(name, bits), edge_bits=None, layer_bits=())
 
@@ -186,7 +186,7 @@ class QuantSpec:
 
     @property
     def in_words(self) -> str:
-        """The precision, with the mode where activations are quantised: int8 dynamic."""
+        """The precision, with the mode where activations are quantized: int8 dynamic."""
         return self.precision if self.activation_bits is None else f"{self.precision} {self.mode}"
 
     def to_json(self) -> dict[str, object]:
@@ -223,7 +223,7 @@ class QuantSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QatSpec:
-    """The precision that a policy is trained for: what its layers compute with once fake quantisation is active."""
+    """The precision that a policy is trained for: what its layers compute with once fake quantization is active."""
 
     weight_bits: int
     """2..16, of layers that have no other by the next three."""
@@ -237,9 +237,9 @@ class QatSpec:
     """As of a Scheme."""
     observation_bits: int | None = None
     """None: pixels keep their 8, vectors as many as integer sums stay exact with, up to 16, and those of activations at
-    least. The observation is quantised where activations are."""
+    least. The observation is quantized where activations are."""
     critic: bool = False
-    """Quantise critics and value networks as well, which are not deployed; what reads images in front of an off-policy
+    """Quantize critics and value networks as well, which are not deployed; what reads images in front of an off-policy
     critic stays in float32."""
     skip: tuple[str, ...] = ()
     """Layers left in float32, by their name or the start of it, as in "q_net.q_net.0"."""

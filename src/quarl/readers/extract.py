@@ -179,7 +179,7 @@ def algorithm(model: Any) -> str:
 
 
 class _Actor(nn.Module):
-    """The deterministic way from a (normalised) observation to the network's output, before any tanh of the head.
+    """The deterministic way from a (normalized) observation to the network's output, before any tanh of the head.
 
     is_array: it is given the observation as it comes, else values that are prepared, by `keys`. folded: without what
     `fold` puts into the weights of the layers.

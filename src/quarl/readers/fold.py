@@ -17,7 +17,7 @@ RENORM_EPSILON = 0.001
 
 
 def fold_renorm(ops: Sequence[Op], parameters: Parameters, epsilon: float) -> list[Op]:
-    """The operators with the batch renormalisation in front of every layer of a CrossQ actor, where it has any.
+    """The operators with the batch renormalization in front of every layer of a CrossQ actor, where it has any.
 
     In evaluation it is (x - ra_mean) / sqrt(ra_var + epsilon) * scale + bias (Bhatt et al. 2024, "CrossQ: Batch
     Normalization in Deep Reinforcement Learning"), which is affine, as the layer behind it is.

@@ -2,7 +2,7 @@
 folder that becomes a repository.
 
 RL Zoo's `push_to_hub` writes a repository ALGO-ENV with ALGO-ENV.zip, config.yml, args.yml, env_kwargs.yml and, where
-observations were normalised, vec_normalize.pkl, all in its top folder; beside them lie videos, metrics and the zip
+observations were normalized, vec_normalize.pkl, all in its top folder; beside them lie videos, metrics and the zip
 unpacked once more. What is fetched is data: the same readers open it that open local files.
 """
 

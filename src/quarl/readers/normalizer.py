@@ -26,7 +26,7 @@ PICKLE_BYTES = 2**28
 
 
 def read_vecnormalize(path: Path) -> Statistics | None:
-    """The operator of the statistics in `path`, of a Dict one for each key; None where they normalise rewards only.
+    """The operator of the statistics in `path`, of a Dict one for each key; None where they normalize rewards only.
 
     Statistics alone, which the zoo of Stable-Baselines 2 saved as obs_rms.pkl, get VecNormalize's defaults.
     """

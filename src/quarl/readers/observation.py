@@ -63,7 +63,7 @@ def _input(key: str, space: Any, where: str) -> Input:
 def normalizers(
     observed: Observed, statistics: Statistics | None, environment: Provenance
 ) -> tuple[dict[str, Normalize], Provenance]:
-    """(by key, the operator of what is normalised; the environment in which they hold).
+    """(by key, the operator of what is normalized; the environment in which they hold).
 
     QuarlError for statistics of another observation.
     """

@@ -13,7 +13,7 @@ fixed by the code of the three families of policies, so shapes and the number of
 A2C, ACER, ACKTR, PPO2 and TRPO have actor-critics; DDPG, SAC and TD3 have actors. The last layer of a DDPG actor is
 called pi, of the others dense; SAC's log_std, dense_1, follows it and acts only where actions are sampled.
 
-A layer is a weight [in, out], a bias [out] and, with layer normalisation, beta [out] and gamma [out]. Source:
+A layer is a weight [in, out], a bias [out] and, with layer normalization, beta [out] and gamma [out]. Source:
 github.com/hill-a/stable-baselines.
 """
 
@@ -74,7 +74,7 @@ class Network:
         self.append(Activation(f"{self.value}.{kind}", (self.value,), kind))
 
     def running_normalize(self, low: float, high: float) -> None:
-        """DDPG's own normalisation: clip((x - mean) / std, low, high), std from sum and sum of squares."""
+        """DDPG's own normalization: clip((x - mean) / std, low, high), std from sum and sum of squares."""
         total, squares, count = (self.take(f"input/obs_rms/{n}") for n in ("runningsum", "runningsumsq", "count"))
         if total.shape != self.shape or squares.shape != self.shape or count.shape != () or not count > 0:
             raise QuarlError("the statistics of the observations have the wrong shape; the file is damaged")
@@ -126,7 +126,7 @@ class Network:
         self.append(Dense(name, (self.value,), weight, bias.astype(np.float32)))
 
     def chain(self, names: Sequence[str], scope: str, activation: str, *, dueling: bool = False) -> None:
-        """The layers of those names, all but the last with `scope`'s layer normalisation and `activation` behind them.
+        """The layers of those names, all but the last with `scope`'s layer normalization and `activation` behind them.
 
         dueling: the advantages' mean is taken off by the last layer itself. A - mean(A) is (I - 1/n) (W x + b), so W
         and b lose their mean over the outputs: the same function, one operator fewer.
@@ -234,7 +234,7 @@ def name_dqn(arrays: Sequence[Array], actions: int, features: int, *, dueling: b
 def name_actor(
     arrays: Sequence[Array], actions: int, shape: tuple[int, ...], kwargs: Mapping[str, Any], last: str
 ) -> Named:
-    """Arrays of an actor by name, and the statistics of DDPG's own observation normalisation.
+    """Arrays of an actor by name, and the statistics of DDPG's own observation normalization.
 
     shape: of an observation. kwargs: policy_kwargs. last: the name of the last layer.
     """

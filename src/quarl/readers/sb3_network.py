@@ -115,7 +115,7 @@ class Parameters:
 
     def chain(self, prefix: str) -> list[tuple[str, Array, Array]]:
         """The dense layers of a Sequential module, which are every second one of its modules; CrossQ has a batch
-        renormalisation in front of each. Linear policies of ARS once had a layer of the module's name."""
+        renormalization in front of each. Linear policies of ARS once had a layer of the module's name."""
         if f"{prefix}.weight" in self.state:
             return [self.layer(prefix, 2)]
         pattern = re.compile(rf"{re.escape(prefix)}\.([0-9]{{1,6}})\.weight")

@@ -74,7 +74,7 @@ def of_observation(
 ) -> tuple[Normalize, Provenance]:
     """(the statistics of an observation of `shape`, the environment in which they hold).
 
-    RL Zoo stacks frames that are normalised already: a vector of frames has the statistics of one for each, and what
+    RL Zoo stacks frames that are normalized already: a vector of frames has the statistics of one for each, and what
     stands for frames before an episode, 0 there, is their mean here. QuarlError for statistics of anything else.
     """
     if not isinstance(normalize, Normalize):

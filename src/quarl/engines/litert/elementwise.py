@@ -119,7 +119,7 @@ def looked_up(model: Model, entries: Array, codes: int, grid: ActivationGrid) ->
 
 
 def normalize(model: Model, op: Normalize, x: int) -> int:
-    """The normalised value of x, in the order of operations of `Normalize.__call__`."""
+    """The normalized value of x, in the order of operations of `Normalize.__call__`."""
     for part in filter(np.any, op.mean_parts):
         x = each(model, Operator.SUB, x, part)
     scaled = each(model, Operator.MUL, x, op.inverse_std)
@@ -127,7 +127,7 @@ def normalize(model: Model, op: Normalize, x: int) -> int:
 
 
 def layer_norm(model: Model, op: LayerNorm, x: int) -> int:
-    """x normalised over its last axis."""
+    """x normalized over its last axis."""
     offset = binary(model, Operator.SUB, x, _reduced(model, Operator.MEAN, x))
     variance = each(
         model, Operator.ADD, _reduced(model, Operator.MEAN, binary(model, Operator.MUL, offset, offset)), op.epsilon
@@ -138,7 +138,7 @@ def layer_norm(model: Model, op: LayerNorm, x: int) -> int:
 
 
 def layer_norm_of_codes(model: Model, op: LayerNorm, integers: int, grid: ActivationGrid) -> int:
-    """x normalised over its last axis, from its codes less their zero point as float32 integers."""
+    """x normalized over its last axis, from its codes less their zero point as float32 integers."""
     normal: int = formulas.norm_of_codes(
         partial(_computed, model), integers, *norm_constants(op, grid), op.weight, op.bias
     )

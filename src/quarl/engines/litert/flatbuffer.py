@@ -65,7 +65,7 @@ class _Tensor(NamedTuple):
     buffer: int = 0
     """0: computed; else the constant of that number, counted from 1."""
     num_scales: int = 0
-    """0 where the tensor is not quantised."""
+    """0 where the tensor is not quantized."""
     zero_point: int = 0
 
 
@@ -100,13 +100,13 @@ class _Head(NamedTuple):
     offsets: tuple[int, ...]
     """Where the offset of each constant is; those of vectors inside are counted from there."""
     scales: dict[int, int]
-    """Where the scales of each quantised tensor start."""
+    """Where the scales of each quantized tensor start."""
 
 
 class Model:
     """Tensors and operators, named by the index of the tensor they make.
 
-    Quantised values have scale 1: their codes are counted from the zero point, and whoever needs real numbers
+    Quantized values have scale 1: their codes are counted from the zero point, and whoever needs real numbers
     multiplies. Then no runtime can round a product of scales differently from quarl.quant.affine.
     """
 
@@ -120,14 +120,14 @@ class Model:
         self._scales: dict[int, Array] = {}
 
     def value(self, shape: Sequence[int], dtype: Any = np.float32, zero_point: int | None = None) -> int:
-        """A tensor that is computed; with a zero_point its codes are quantised."""
+        """A tensor that is computed; with a zero_point its codes are quantized."""
         kind = TYPES[np.dtype(dtype)]
         if zero_point is None:
             return self._add(_Tensor(tuple(shape), kind))
         return self._add(_Tensor(tuple(shape), kind, num_scales=1, zero_point=zero_point))
 
     def constant(self, array: Array, scale: Array | None = None, *, role: str = "") -> int:
-        """A tensor with a fixed value; `scale` [channels] quantises it symmetrically along axis 0.
+        """A tensor with a fixed value; `scale` [channels] quantizes it symmetrically along axis 0.
 
         role: what its name ends in, weight or bias.
         """

@@ -41,7 +41,7 @@ def floating(model: Model, op: Linear, x: int, *, relu: bool) -> int:
 
 
 def dynamic(model: Model, op: Linear, x: int, *, relu: bool) -> int:
-    """Codes times float32 inputs that the kernel quantises row by row: float32 out."""
+    """Codes times float32 inputs that the kernel quantizes row by row: float32 out."""
     weight = symmetric(op, "LiteRT")
     check_int32(op.name, weight.codes)
     tensors = [x, _integers(model, op, weight, weight.scale), model.constant(op.bias, role="bias")]
@@ -58,7 +58,7 @@ def hidden(
     relu: bool,
     anywhere: bool = False,
 ) -> int:
-    """Codes times codes of `source`, requantised to codes of `target`: int8 in, int8 out, exact in between.
+    """Codes times codes of `source`, requantized to codes of `target`: int8 in, int8 out, exact in between.
 
     All scales but the weights' are 1, and the weights' are the multipliers of quant.affine.requantize. anywhere: its
     codes are to be the same in TFLite Micro.
@@ -178,7 +178,7 @@ def with_weight(op: Linear, rearrange: Callable[[Array], Array]) -> Linear:
 def wider_than_a_pixel(op: Conv2d) -> Conv2d:
     """A convolution with kernels of one pixel as one of 3 x 3 with zeros around it.
 
-    The runtime takes the former for a dense layer over pixels, and its dynamic kernels then quantise every pixel on a
+    The runtime takes the former for a dense layer over pixels, and its dynamic kernels then quantize every pixel on a
     range of its own, not every image.
     """
     if op.weight.shape[2:] != (1, 1):

@@ -108,7 +108,7 @@ class Lowering:
         """The float32 tensor of a value, its axes as they are."""
         value = self.values[name]
         if value.real is None and name == OBSERVATION:
-            # Bytes on a grid of integers: XNNPACK has no cast, but it dequantises.
+            # Bytes on a grid of integers: XNNPACK has no cast, but it dequantizes.
             value.real = elementwise.centred(self.model, self.source)
         if value.real is None and value.scaled is not None:
             value.real = self.times(self.plain(value.scaled.inputs[0]), value.scaled.factor)

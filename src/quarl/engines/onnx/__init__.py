@@ -56,7 +56,7 @@ def on_one_thread() -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = ERRORS_ONLY
-    # Fusions around quantised nodes would replace the arithmetic that the file spells out.
+    # Fusions around quantized nodes would replace the arithmetic that the file spells out.
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     return options
 

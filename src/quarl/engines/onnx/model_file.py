@@ -1,4 +1,4 @@
-"""The pieces of an .onnx file: nodes and constants, appended one by one and serialised once."""
+"""The pieces of an .onnx file: nodes and constants, appended one by one and serialized once."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Codes are uint8, shifted by 128 (weights of at most 4 bits by 8): on processors with AVX2 but without VNNI, ONNX
 Runtime's uint8 x int8 kernels add two products in 16 bits, which saturates; its uint8 x uint8 kernels are exact.
-Every row is quantised on its own, so no result depends on the batch it came in.
+Every row is quantized on its own, so no result depends on the batch it came in.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def write(
     that the file carries along.
 
     Weights of 5 to 8 bits are stored in 8, those of 2 to 4 bits in 4 (UINT4, widened by a Cast that a runtime folds
-    when it loads the file), fp16 and bf16 as such, and weights without quantised activations as the float32 numbers
+    when it loads the file), fp16 and bf16 as such, and weights without quantized activations as the float32 numbers
     they stand for.
     """
     refuse(policy)
@@ -66,7 +66,7 @@ def refuse(policy: QuantizedPolicy) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """A statically quantised value: a uint8 tensor, and the grid that its codes less SHIFT lie on."""
+    """A statically quantized value: a uint8 tensor, and the grid that its codes less SHIFT lie on."""
 
     tensor: str
     grid: ActivationGrid
@@ -85,7 +85,7 @@ class Translation:
         self.rows: dict[str, Rows] = {}
         """By tensor: two layers may read the same value."""
         self.not_negative: set[str] = set()
-        """Values whose rows have their low end at 0, which saves half of the work of quantising them."""
+        """Values whose rows have their low end at 0, which saves half of the work of quantizing them."""
 
     def run(self, *, acts: bool) -> bytes:
         dtype = self.policy.observation_dtype

@@ -1,4 +1,4 @@
-"""Operators without weights to quantise, in float32, and rows quantised at run time, as nodes of an .onnx file."""
+"""Operators without weights to quantize, in float32, and rows quantized at run time, as nodes of an .onnx file."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def pool(file: File, op: Pool2d, x: str, channels: int) -> str:
 
 
 def normalize(file: File, op: Normalize, x: str) -> str:
-    """The normalised value of x, in the order of operations of `Normalize.__call__`."""
+    """The normalized value of x, in the order of operations of `Normalize.__call__`."""
     for index, part in enumerate(filter(np.any, op.mean_parts)):
         x = file.node("Sub", x, file.constant(part, f"{op.name}.mean.{index}"))
     scaled = file.node("Mul", x, file.constant(op.inverse_std, f"{op.name}.inverse_std"))
@@ -112,7 +112,7 @@ def _mean(file: File, x: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Tensors of a value that was quantised row by row."""
+    """Tensors of a value that was quantized row by row."""
 
     codes: str
     """uint8 [B, *shape]: codes shifted by SHIFT."""
@@ -123,7 +123,7 @@ class Rows:
 
 
 def quantized_rows(file: File, x: str, rank: int, batch: int | None, *, positive: bool) -> Rows:
-    """Tensor x [B, *shape] quantised as `quant.affine.quantize_rows` says, operation by operation.
+    """Tensor x [B, *shape] quantized as `quant.affine.quantize_rows` says, operation by operation.
 
     rank: axes of a row. positive: no number is below 0, so that the low end needs no search and has code -128.
     """

@@ -176,7 +176,7 @@ class _Graph:
         return name
 
     def value(self, name: str) -> Array | None:
-        """The constant that `name` is, after casts, transpositions and dequantisation; None for what is computed."""
+        """The constant that `name` is, after casts, transpositions and dequantization; None for what is computed."""
         if name not in self.values:
             self.values[name] = None  # of what is made of itself
             if name in self.tensors:

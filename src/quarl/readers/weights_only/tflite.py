@@ -1,4 +1,4 @@
-"""Layers of a .tflite file: constants that linear operators read, quantised ones as the real numbers they stand for.
+"""Layers of a .tflite file: constants that linear operators read, quantized ones as the real numbers they stand for.
 
 Only the schema's accessors are used, which read the flatbuffer where it lies; no interpreter sees the file. What they
 find is checked here, because in a damaged file offsets and lengths are any numbers.
@@ -156,7 +156,7 @@ def _vector(parent: Any, name: str) -> Array:
 
 
 def _dequantized(tensor: Any, codes: Array) -> Array:
-    """(codes - zero point) * scale, per tensor or along its quantised axis; float numbers and codes without as such."""
+    """(codes - zero point) * scale, per tensor or along its quantized axis; float numbers and codes without as such."""
     about = tensor.Quantization() if codes.dtype.kind in "iu" else None
     if about is None or not about.ScaleLength():
         return named_tensors.as_numbers(codes)
