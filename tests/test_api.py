@@ -228,7 +228,7 @@ def test_what_tflite_micro_cannot_run_is_said_once_where_it_is_written(tmp_path,
     x = networks.observations(agent.policy, 64)
     agent.quantize(precision, mode=mode, observations=x).save(tmp_path / "p.tflite")
     *said, statistics = capsys.readouterr().err.splitlines()
-    assert statistics == "quarl: p.tflite: no VecNormalize statistics: observations are not normalised"
+    assert statistics == "quarl: p.tflite: no VecNormalize statistics: observations are not normalized"
     if cause is None:
         assert said == []
     else:

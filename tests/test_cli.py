@@ -208,7 +208,7 @@ def test_counts_may_be_written_as_people_say_them():
         ("eval {}/policy.safetensors --stochastic --deterministic", "keep one"),
         ("eval {}/policy.safetensors --json {}/nowhere/rows.json", "cannot write --json"),
         ("inspect {}/policy.safetensors --bits 64", "2..32"),
-        ("eval {}/zoo", "zoo has neither zoo.zip nor best_model.zip; agents in it are named by ALGO ENV -f "),
+        ("eval {}/zoo", "zoo has neither zoo.zip nor best_model.zip; name agents in it as ALGO ENV -f "),
         ("bench latency --widths 64,x", "--widths '64,x'"),
         ("bench latency --widths 0", "--widths '0'"),
         ("demo --seed -1", "--seed"),

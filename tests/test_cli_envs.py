@@ -73,7 +73,7 @@ def test_a_retired_id_is_shown_as_the_living_one():
     assert {row["env_id"] for row in document("gym,MountainCar-v0")["rows"]} == {"MountainCar-v0"}
     rows = document("FrozenLake-v1")["rows"]
     assert not any(row["fits"] for row in rows)
-    assert "nothing is trained here" in rows[0]["reason"]
+    assert "training needs a Box" in rows[0]["reason"]
 
 
 def test_an_atari_game_says_its_frames(capsys):

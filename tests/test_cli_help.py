@@ -188,7 +188,7 @@ def test_verbose_says_what_is_loaded_read_and_played(policy, capsys):
         loaded,
     )
     assert re.fullmatch(
-        rf"quarl: read policy\.safetensors in {seconds}: dqn, 96 weights, no VecNormalize .* are not normalised",
+        rf"quarl: read policy\.safetensors in {seconds}: dqn, 96 weights, no VecNormalize .* are not normalized",
         read,
     )
     assert re.fullmatch(

@@ -146,7 +146,7 @@ def test_words_of_a_model_are_paths_or_pairs():
         ("dqn/CartPole-v1 / -f {}/zoo", "got ''"),
         ("dqn/CartPole-v1 a2c/CartPole-v1 -f {}/zoo", "no folder .*a2c"),
         ("{}/p.pt {}/absent.pt", "no file .*absent.pt"),
-        ("{}/p.pt hub:org", "names no repository"),
+        ("{}/p.pt hub:org", "is not a repository"),
     ],
 )
 def test_mistakes_are_one_line(files: Path, capsys, words: str, said: str):

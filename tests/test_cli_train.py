@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
         ),
         ("--algo sac", "sac on CartPole-v1 is n/a: sac needs a continuous action space; use ppo, a2c or dqn"),
         ("--algo d4pg", "d4pg on CartPole-v1 is n/a"),
-        ("--env Taxi-v3", " is Discrete, on which nothing is trained here"),
+        ("--env Taxi-v3", " is Discrete, but training needs a Box"),
         ("--qat 1", "2..16, got 1"),
         ("--qat w4a20", "2..16, got 20"),
         ("--qat eight", "unknown precision 'eight'"),

@@ -54,7 +54,7 @@ def malformed():
         (lambda: grams_per_kwh(Path(), None), "codecarbon says nothing of the electricity of the world (FileNotFound"),
         (
             lambda: zoo.of_observation({}, (4,), Provenance()),
-            "the statistics of VecNormalize are of a Dict, not of one",
+            "the statistics of VecNormalize belong to a Dict, not to one",
         ),
         (checkpoint.sound()(malformed), "the checkpoint's contents are malformed (KeyError: 'clock_s'); start again"),
         (lambda: connection.enough([], 3), "--nodes 3: the cluster has 0 machines"),

@@ -18,8 +18,8 @@ from quarl.readers import hub
 DQN = "{algo: dqn, env: CartPole-v1, source: 'zoo:zoo'}"
 FP32 = "{method: fp32}"
 UNREADABLE = (
-    "the observation space is Discrete, on which nothing is trained here: agents of Stable-Baselines3 that observe one "
-    "are read, quantised and played; training needs a Box"
+    "the observation space is Discrete, but training needs a Box: agents of Stable-Baselines3 that observe a Discrete "
+    "can be read, quantized and evaluated"
 )
 Write = Callable[..., Path]
 

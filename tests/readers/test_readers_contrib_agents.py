@@ -135,7 +135,7 @@ DAMAGE: list[tuple[str, Change, str]] = [
     ("tqc", without("actor.mu.bias"), "'actor.mu.bias' is missing"),
     ("tqc", data_with(action_space=space(CHOICE)), "action_space is Discrete, which tqc cannot have"),
     ("ars", without("action_net.2.bias"), "'action_net.2.bias' is missing"),
-    ("linear ars", sized(("action_net.0.bias", (2,))), "'action_net.0.bias' belongs to no network"),
+    ("linear ars", sized(("action_net.0.bias", (2,))), "'action_net.0.bias' does not belong to a known network"),
     (
         "linear ars",
         data_with(policy_class=NO_CLASS),

@@ -120,7 +120,7 @@ def test_statistics_of_stable_baselines_2_are_those_of_each_frame(tmp_path: Path
     (tmp_path / "Env-v0/obs_rms.pkl").write_bytes(pickled(statistics, 3))
     with pytest.raises(
         QuarlError,
-        match=r"shape \(3,\), but the policy observes \(6,\).*frames are stacked: say --frame-stack N",
+        match=r"shape \(3,\), but the policy observes \(6,\).*frames are stacked: add --frame-stack N",
     ):
         read(path)
     (tmp_path / "Env-v0/config.yml").write_text("normalize: true\nframe_stack: 2\n")

@@ -119,12 +119,12 @@ def test_of_several_zips_one_is_named(tmp_path: Path, files, offline):
         ("org/none", "no zip of a Stable-Baselines3 agent"),
         ("org/none/agent.zip", "has no file agent.zip; it has no zip"),
         ("org/absent", "switched off"),
-        ("org", "names no repository.*hub:sb3/ppo-CartPole-v1"),
-        ("", "names no repository"),
-        ("org/", "names no repository"),
-        ("org/a/../../../etc/passwd", "names no repository"),
-        ("org/a b", "no name of a repository"),
-        ("org/a--b", "no name of a repository"),
+        ("org", "is not a repository.*hub:sb3/ppo-CartPole-v1"),
+        ("", "is not a repository"),
+        ("org/", "is not a repository"),
+        ("org/a/../../../etc/passwd", "is not a repository"),
+        ("org/a b", "not a valid repository name"),
+        ("org/a--b", "not a valid repository name"),
     ],
 )
 def test_what_cannot_be_had_is_one_line(tmp_path: Path, capsys, offline, repo: str, said: str):

@@ -325,7 +325,7 @@ def test_statistics_beside_the_file_normalise_the_observation(tmp_path: Path):
     [
         ({"observation_range": (-5.0, 10.0)}, UnsupportedError, r"\(-5.0, 10.0\); only symmetric ranges"),
         ({"observation_range": (5.0, -5.0)}, UnsupportedError, "only symmetric ranges"),
-        ({"observation_range": 5.0}, QuarlError, "no pair of numbers"),
+        ({"observation_range": 5.0}, QuarlError, "not a pair of numbers"),
         ({"policy_kwargs": {"dueling": np.zeros(3)}}, QuarlError, "dueling is a ndarray, not true or false"),
         ({"policy": Name("stable_baselines.common.policies", "MlpLstmPolicy")}, UnsupportedError, "recurrent"),
         ({"policy": Name("__main__", "Mine")}, UnsupportedError, "author's own"),
@@ -340,9 +340,9 @@ def test_statistics_beside_the_file_normalise_the_observation(tmp_path: Path):
         ),
         ({"action_space": discrete(5)}, QuarlError, "5 actions"),
         ({"observation_space": box(7, 1.0)}, QuarlError, "model/pi_fc0"),
-        ({"noptepochs": 4, "cliprange": 0.2}, QuarlError, "no Stable-Baselines 2 algorithm"),
-        ({"policy_kwargs": {"net_arch": "wide"}}, QuarlError, "net_arch is no list of layers"),
-        ({"policy_kwargs": {"net_arch": [{"pi": 64, "vf": [64]}]}}, QuarlError, "net_arch is no list of layers"),
+        ({"noptepochs": 4, "cliprange": 0.2}, QuarlError, "do not match any Stable-Baselines 2 algorithm"),
+        ({"policy_kwargs": {"net_arch": "wide"}}, QuarlError, "net_arch is not a list of layers"),
+        ({"policy_kwargs": {"net_arch": [{"pi": 64, "vf": [64]}]}}, QuarlError, "net_arch is not a list of layers"),
     ],
 )
 def test_a_file_that_cannot_be_read_says_why(changes: dict[str, Any], error: type, cause: str, tmp_path: Path):
@@ -369,7 +369,7 @@ def test_a_missing_or_misshapen_variable_is_refused(algo: str, write: Any, tmp_p
 
 
 def as_named_pickle(folder: Path, data: dict[str, Any], named: Named) -> Path:
-    """As 2.7 saves on request: arrays by name, and numbers that are no arrays."""
+    """As 2.7 saves on request: arrays by name, and numbers that are not arrays."""
     path = folder / "Env-v0.pkl"
     path.write_bytes(pickled((data, {**named, "model/log_ent_coef:0": np.float32(-4.5)}), 4))
     return path
@@ -418,9 +418,9 @@ def test_whole_numbers_are_observed_one_hot(space: Call, shown: Any, row: list[i
     ("space", "cause"),
     [
         (None, "her_obs_space is a NoneType, not a space"),
-        (goals(observation=2, achieved_goal=1), "her_obs_space has not observation"),
+        (goals(observation=2, achieved_goal=1), "her_obs_space lacks one of observation"),
         (goals(observation=2, achieved_goal=1, desired_goal=1), "4 numbers"),
-        (box(3, 1.0), "her_obs_space has not"),
+        (box(3, 1.0), "her_obs_space lacks one of"),
         (gym_space("Dict", spaces=dict.fromkeys(GOALS, 1)), "is a int"),
     ],
 )
@@ -478,9 +478,9 @@ FEW = list(sb2_arrays("a2c").values())[:3]
     ("content", "cause"),
     [
         ([1, 2], "is a pickle, but not of a Stable-Baselines 2 model"),
-        ((sb2_data("a2c"), "x"), "has parameters that are no arrays of numbers; the file is damaged"),
-        ((sb2_data("a2c"), {"w": 1}), "has parameters that are no arrays by name; the file is damaged"),
-        ((sb2_data("a2c"), [np.array([True])]), "has parameters of type bool, which are no real numbers"),
+        ((sb2_data("a2c"), "x"), "has parameters that are not arrays of numbers; the file is damaged"),
+        ((sb2_data("a2c"), {"w": 1}), "has parameters that are not arrays by name; the file is damaged"),
+        ((sb2_data("a2c"), [np.array([True])]), "has parameters of type bool, not real numbers"),
         ((sb2_data("a2c"), FEW), "fewer arrays than"),
         ((sb2_data("sac"), [np.zeros((8, 8, 1, 4), np.float32)]), "fewer arrays than"),
     ],
@@ -506,7 +506,7 @@ def test_the_wrong_algorithm_is_named(tmp_path: Path):
         read_sb2(path, "ppo2")
     assert read_sb2(path, "DQN").provenance.algo == "dqn"
     both = as_pickle(tmp_path, {**sb2_data("a2c"), "max_kl": 0.01}, sb2_arrays("a2c"))
-    with pytest.raises(QuarlError, match="no Stable-Baselines 2 algorithm"):
+    with pytest.raises(QuarlError, match="do not match any Stable-Baselines 2 algorithm"):
         read_sb2(both)
 
 

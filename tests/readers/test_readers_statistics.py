@@ -79,7 +79,7 @@ def test_the_only_statistics_of_the_only_agent_are_found_under_any_name(lay, nam
     policy = read(folder / "run/a.zip")
     assert [op.mean.tolist() for op in policy.ops if isinstance(op, Normalize)] == [[1.0, 1.0, 1.0]]
     assert policy.provenance.statistics == str((folder / "run").joinpath(name).resolve())
-    assert sentence(policy) == f"observations normalised with {policy.provenance.statistics}"
+    assert sentence(policy) == f"observations normalized with {policy.provenance.statistics}"
 
 
 @pytest.mark.parametrize("protocol", range(6))
@@ -156,7 +156,7 @@ def test_where_a_choice_is_left_it_is_the_user_s(lay, names, agent: str, said: t
         read(path)
     assert all(name in str(caught.value) for name in said)
     assert chosen(path, "none") == "none"
-    assert "(as asked): observations are not normalised" in sentence(read(path, normalize="none"))
+    assert "(as asked): observations are not normalized" in sentence(read(path, normalize="none"))
     file = next(path.parents[0].rglob("*.pkl"), None) or next(path.parents[1].glob("*.pkl"))
     assert any(isinstance(op, Normalize) for op in read(path, normalize=str(file)).ops)
 
@@ -169,7 +169,7 @@ def test_the_run_s_own_documents_decide_first(lay, document: str, said: str):
     policy = read(folder / "a.zip")
     assert not any(isinstance(op, Normalize) for op in policy.ops)
     assert sentence(policy) == (
-        f"no VecNormalize statistics ({folder / document} says normalize: false): observations are not normalised"
+        f"no VecNormalize statistics ({folder / document} says normalize: false): observations are not normalized"
     )
 
 
@@ -186,7 +186,7 @@ def test_statistics_that_do_not_fit_are_refused_by_name(lay, tmp_path: Path, cap
     (line,) = capsys.readouterr().err.splitlines()
     assert f"the statistics of {folder / 'other.pkl'} have shape (5,), but the policy observes (3,)" in line
     (folder / "other.pkl").write_bytes(statistics(norm_obs=False))
-    assert "other.pkl normalises rewards only" in sentence(read(folder / "a.zip"))
+    assert "other.pkl normalizes rewards only" in sentence(read(folder / "a.zip"))
     for wrong, word in (("absent.pkl", "no file"), ("a.zip", "not a readable pickle")):
         with pytest.raises(QuarlError, match=word):
             read(folder / "a.zip", normalize=folder / wrong)
@@ -197,7 +197,7 @@ def test_a_saved_agent_says_and_keeps_where_its_statistics_are_from(lay, capsys:
     agent = quarl.load(folder / "a.zip")
     agent.save(folder / "a.safetensors")
     (line,) = capsys.readouterr().err.splitlines()
-    said = f"observations normalised with {folder / 'norm.pkl'}"
+    said = f"observations normalized with {folder / 'norm.pkl'}"
     assert line == f"quarl: a.safetensors: {said}"
     assert sentence(read(folder / "a.safetensors")) == said
     with pytest.raises(QuarlError, match="drop --normalize"):
@@ -224,7 +224,7 @@ def test_agents_of_stable_baselines_2_have_theirs_beside_them_or_are_asked(agent
     assert np.array_equal(next(op for op in fitting.ops if isinstance(op, Normalize)).mean, means[0])
     assert not any(isinstance(op, Normalize) for op in read(tmp_path / "hopper.pkl").ops)
     (tmp_path / "runner.pkl").write_bytes((source / "BipedalWalker-v2.pkl").read_bytes())
-    with pytest.raises(QuarlError, match=r"obs_rms\.pkl lies beside runner\.pkl too, .*--normalize FILE"):
+    with pytest.raises(QuarlError, match=r"obs_rms\.pkl may also belong to runner\.pkl; .*--normalize FILE"):
         read(tmp_path / "walker.pkl")
 
 
@@ -236,7 +236,7 @@ def test_statistics_beside_several_agents_are_matched_by_shape(lay, shape: tuple
     (folder / "norm.pkl").write_bytes(statistics(shape))
     for name in "abc":
         if name in whose and len(whose) > 1:
-            with pytest.raises(QuarlError, match=r"norm\.pkl lies beside .* too, so whose it is is not known"):
+            with pytest.raises(QuarlError, match=r"norm\.pkl may also belong to .*; choose with --normalize FILE"):
                 chosen(folder / f"{name}.zip")
         else:
             assert chosen(folder / f"{name}.zip") == ("norm.pkl" if name in whose else "none")

@@ -108,7 +108,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("scale of another shape", lambda x, m: x * m.narrow, "of another shape"),
     ("repeated", lambda x, m: torch.relu(x).view(-1, 4, 1) * torch.ones(3), "repeats a value"),
     ("added to each", lambda x, m: torch.relu(x).view(-1, 2, 2) + m.other(x)[:, :2].view(-1, 1, 2), "of two shapes"),
-    ("empty clamp", lambda x, m: torch.clamp(x, 1, -1), "nothing is between"),
+    ("empty clamp", lambda x, m: torch.clamp(x, 1, -1), "leave no number between them"),
     ("clamp by a value", lambda x, m: torch.clamp(x, min=m.other(x)), "not two numbers"),
     ("image", lambda x, m: x.reshape(-1, 2, 2), r"returns \(2, 2\) for each"),
     ("layer of images", lambda x, m: m.other(x.reshape(-1, 1, 4)).flatten(1), "flatten it before"),

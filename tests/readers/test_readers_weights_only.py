@@ -266,16 +266,16 @@ def test_weights_in_a_file_beside_the_model_are_read(tmp_path: Path, location: s
         ("{tmp}/secret.bin", {}, "outside its folder"),
         ("..\\secret.bin", {}, "outside its folder"),
         ("", {}, "outside its folder"),
-        ("link.bin", {}, "no file of its folder"),
-        ("loop.bin", {}, "no file of its folder|cannot read"),
+        ("link.bin", {}, "not a file of its folder"),
+        ("loop.bin", {}, "not a file of its folder|cannot read"),
         ("absent.bin", {}, "no file"),
         (".", {}, "is a folder"),
         ("x" * 5000, {}, "cannot read|no file"),
         ("own.bin", {"offset": "1"}, "has no bytes"),
         ("own.bin", {"offset": "-4"}, "has no bytes"),
         ("own.bin", {"length": "9" * 30}, "has no bytes"),
-        ("own.bin", {"length": "many"}, "not a sound ONNX file"),
-        ("own.bin", {"length": "28"}, "not a sound ONNX file"),
+        ("own.bin", {"length": "many"}, "not a valid ONNX file"),
+        ("own.bin", {"length": "28"}, "not a valid ONNX file"),
     ],
 )
 def test_weights_anywhere_else_are_refused(tmp_path: Path, location: str, entries: dict[str, str], said: str):
@@ -439,16 +439,16 @@ for _ in range(4):
         ("m.pt", saved({"w": torch.full((2, 2), float("inf"))}), "NaN or infinity"),
         ("m.pt", saved({"epoch": 3}), "no weights"),
         ("m.pt", saved(SHARED), "200,000 values"),
-        ("m.pt", b"\x80\x02}q\x00.", "is no zip"),
+        ("m.pt", b"\x80\x02}q\x00.", "is not a zip"),
         ("m.pt", torch_zip(b"\x80\x02]q\x00."), "holds a list"),
         ("m.pt", torch_zip(b"\x80\x02cbuiltins\nbytearray\n\x8a\x04\x00\x00\x00\x10\x85R0}."), "builtins.bytearray"),
         ("m.pt", torch_zip(b"\x80\x02ctorch\nTensor\n\x8a\x04\x00\x00\x00\x10\x85R0}."), "torch.Tensor"),
-        ("m.onnx", b"onnx", "not a sound ONNX file"),
+        ("m.onnx", b"onnx", "not a valid ONNX file"),
         ("m.onnx", b"", "no weights"),
-        ("m.tflite", b"\x1c\x00\x00\x00TFL3" + bytes(30), "no weights|not a sound .tflite"),
-        ("m.tflite", b"\xff\xff\xff\xffTFL3" + bytes(30), "not a sound .tflite file"),
-        ("m.safetensors", b"\x40\x00\x00\x00\x00\x00\x00\x00{" + b" " * 63, "not a whole safetensors"),
-        ("m.safetensors", (2**60).to_bytes(8, "little") + b"{}" + bytes(20), "not a whole safetensors"),
+        ("m.tflite", b"\x1c\x00\x00\x00TFL3" + bytes(30), "no weights|not a valid .tflite"),
+        ("m.tflite", b"\xff\xff\xff\xffTFL3" + bytes(30), "not a valid .tflite file"),
+        ("m.safetensors", b"\x40\x00\x00\x00\x00\x00\x00\x00{" + b" " * 63, "not a complete safetensors"),
+        ("m.safetensors", (2**60).to_bytes(8, "little") + b"{}" + bytes(20), "not a complete safetensors"),
         ("m.safetensors", safetensors.numpy.save({"n": np.zeros((2, 2), np.int64)}), "no weights"),
         (
             "m.safetensors",
@@ -466,7 +466,7 @@ def test_broken_and_unfit_files_are_refused_in_one_line(tmp_path: Path, capsys, 
 def test_more_layers_than_are_read_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     data = saved({"a.weight": torch.zeros(4, 4), "b.weight": torch.zeros(4, 4)})
     for module, said in (
-        ("weights_only", "has 2 layers, more than the 1 that"),
+        ("weights_only", "has 2 layers, more than the limit of 1"),
         ("torch_file", "more than the 1 tensors"),
     ):
         monkeypatch.setattr(f"quarl.readers.{module}.MAX_MEMBERS", 1)

@@ -129,7 +129,7 @@ def test_wrappers_that_are_not_part_of_the_policy_are_named(wrappers: Any, named
     note_once.cache_clear()
     quarl.from_sb3(model_in(inside(*wrappers)))
     (said,) = capsys.readouterr().err.splitlines()
-    assert said.endswith(f"; {named} is not part of the policy" if named else "or register it as it is")
+    assert said.endswith(f"; {named} is not part of the policy" if named else "or register it with Gymnasium")
 
 
 @pytest.mark.slow
@@ -147,5 +147,7 @@ def test_files_name_the_wrappers_that_they_do_without(tmp_path: Path, capsys: An
 def test_zoo_runs_inside_gymnasiums_normalizer_are_refused(tmp_path: Path):
     folder = write_run(tmp_path)
     (folder / "Still-v0/config.yml").write_text("env_wrapper: gymnasium.wrappers.NormalizeObservation\n")
-    with pytest.raises(QuarlError, match=r"config\.yml names NormalizeObservation, whose statistics no file keeps"):
+    with pytest.raises(
+        QuarlError, match=r"config\.yml names NormalizeObservation, whose statistics are not in any file"
+    ):
         quarl.load(folder)

@@ -150,7 +150,7 @@ def test_a_lone_zip_is_not_normalised_though_the_zoo_would(tmp_path):
     found = session(tmp_path / "agent.zip", "ppo", "Acrobot-v1", say=said.append)
     assert found.model.get_vec_normalize_env() is None
     found.folder()
-    assert any("no VecNormalize statistics: observations are not normalised" in line for line in said)
+    assert any("no VecNormalize statistics: observations are not normalized" in line for line in said)
     forced = session(tmp_path / "agent.zip", "ppo", "Acrobot-v1", "--params", "normalize:True")
     assert forced.model.get_vec_normalize_env() is not None
 

@@ -1,1 +1,1 @@
-"""Trained agents of whatever kind, read as one graph."""
+"""Readers of trained agents: each file format becomes one graph."""

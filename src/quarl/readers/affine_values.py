@@ -1,6 +1,7 @@
-"""Values that are affine in another one: what a module does to them by constants goes into the layer that made them.
+"""Values that are affine in another one, and their folding into the layers that produce them.
 
-Factors and offsets are float64 until the operator is made, in torch's axes without the batch.
+Constant factors and offsets of a module become part of the weights of a neighboring layer. They are float64 until the
+operator is built, in torch's axes without the batch axis.
 """
 
 from __future__ import annotations
@@ -17,18 +18,23 @@ from quarl.policy.operators import Conv2d, Linear, Normalize, Op, Scale, Shape, 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Elementwise:
-    """factor * value + offset; both [*shape] or []."""
+    """factor * value + offset; both have the shape [*shape] or []."""
 
     source: str
     factor: Any = 1.0
     offset: Any = 0.0
 
     def affine(self, factor: Array, offset: Array) -> Elementwise:
-        """The value times `factor`, plus `offset`, which broadcast to its shape."""
+        """Return the value times `factor` plus `offset`, which both broadcast to the shape of the value."""
         return replace(self, factor=self.factor * factor, offset=self.offset * factor + offset)
 
     def ops(self, shape: Shape, clip: float = math.inf) -> list[Op]:
-        """None, a Scale, a Normalize that shifts and scales and clips, or both; shape: of the value in the graph."""
+        """Return the operators of this value: none, a Scale, a Normalize that shifts, scales and clips, or both.
+
+        Args:
+            shape: Shape of the value in the graph.
+            clip: Bound of the absolute value; infinity does not clip.
+        """
         factor, offset = (np.asarray(numbers, np.float64) for numbers in (self.factor, self.offset))
         names = f"{self.source}.scale", f"{self.source}.{'normalize' if offset.any() else 'clamp'}"
         if (factor <= 0).any() or not (offset.any() or clip < math.inf):
@@ -45,9 +51,10 @@ class Elementwise:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Layer:
-    """A layer whose `rows` [in + 1, *shape] are what each of its inputs gives, and at last the bias.
+    """A layer in float64: `rows` [in + 1, *shape] hold the contribution of each input, and the bias in the last row.
 
-    Of a dense layer, shape is its value's; of a convolution it is [out], and [in] are the numbers of its kernels.
+    For a dense layer, `shape` is the shape of its value. For a convolution, `shape` is [out] and `in` counts the
+    numbers of a kernel.
     """
 
     op: Linear
@@ -55,12 +62,21 @@ class Layer:
 
     @classmethod
     def of(cls, op: Linear) -> Layer:
-        """The layer as it is."""
+        """Return the layer that computes the same as the operator `op`."""
         weight = as_float32(op.weight).reshape(len(op.bias), -1)
         return cls(op, np.concatenate([weight.T, op.bias[None]]).astype(np.float64))
 
     def affine(self, factor: Array, offset: Array, shape: Shape) -> Layer | None:
-        """The value [*shape] times `factor`, plus `offset`; None where these differ inside a convolution's channel."""
+        """Return the layer for the value [*shape] times `factor` plus `offset`; None if they vary inside a channel.
+
+        Args:
+            factor: Factor, broadcast to `shape`.
+            offset: Offset, broadcast to `shape`.
+            shape: Shape of the layer's value.
+
+        Returns:
+            The changed layer; None if factor or offset differ between the pixels of one channel of a convolution.
+        """
         if isinstance(self.op, Conv2d):
             factor, offset = (np.broadcast_to(n, shape).reshape(len(self.op.bias), -1) for n in (factor, offset))
             if (factor != factor[:, :1]).any() or (offset != offset[:, :1]).any():
@@ -71,15 +87,20 @@ class Layer:
         return replace(self, rows=rows)
 
     def made(self) -> Linear:
-        """The operator, the outputs of a dense one in a row."""
+        """Return the operator; a dense layer returns its outputs as one row."""
         flat = self.rows.reshape(len(self.rows), -1).astype(np.float32)
         weight = np.ascontiguousarray(flat[:-1].T).reshape(-1, *self.op.weight.shape[1:])
         return replace(self.op, weight=weight, bias=flat[-1].copy())
 
     def reading(self, read: Elementwise, shape: Shape) -> Layer | None:
-        """The layer that reads the source of `read` [*shape] in place of itself; None where it cannot.
+        """Return the layer that reads the source of `read` instead of `read` itself; None if there is no such layer.
 
-        An offset does not pass through a convolution's margin of zeros, and neither passes where it has pixels' own.
+        A convolution cannot take over an offset that it pads with zeros, or factors and offsets that differ between
+        pixels.
+
+        Args:
+            read: The value that the layer reads now.
+            shape: Shape of that value.
         """
         factor, offset = (np.broadcast_to(numbers, shape) for numbers in (read.factor, read.offset))
         if isinstance(self.op, Conv2d):
@@ -94,6 +115,6 @@ class Layer:
 
 
 def aligned(rows: Array, shape: Shape) -> Array:
-    """rows [n, *axes] broadcast to [n, *shape]."""
+    """Return rows [n, *axes] broadcast to [n, *shape]."""
     axes = rows.shape[1:]
     return np.broadcast_to(rows.reshape(-1, *(1,) * (len(shape) - len(axes)), *axes), (len(rows), *shape))

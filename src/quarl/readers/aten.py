@@ -1,4 +1,4 @@
-"""Modules as exported graphs, and the ATen calls in them: kinds, arguments, shapes and refusals."""
+"""Exported graphs of modules and the ATen calls in them: kinds, arguments, shapes and refusals."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ POOLING = frozenset(f"{kind}{axes}d" for kind in ("max_pool", "avg_pool", "adapt
 REDUCTIONS = frozenset(["mean", "sum"])
 ARITHMETIC = frozenset(["add", "sub", "rsub", "mul", "div"])
 IN_DOUBLE = PASSING | CASTS | ARITHMETIC | {"neg", "clamp", "clamp_min", "clamp_max", "clip"}
-"""What may compute in float64: constants are folded in it, and statistics keep their mean in two float32 numbers."""
+"""Operators that may compute in float64: constants are folded in it, and statistics keep a mean in two float32
+numbers."""
 FOLDED = PASSING | RESHAPES | PARTS | REDUCTIONS | ARITHMETIC | {"neg", "batch_norm", "output", "getitem"}
-"""What can become a part of the layer before it."""
+"""Operators that can become part of the layer before them."""
 FUNCTIONS = frozenset(["relu", "tanh", "sigmoid", "silu", "mish", "hardswish", "hardsigmoid"])
 """Activations without options."""
 SELU = (1.6732632423543772, 1.0507009873554805)
 """alpha and scale of Klambauer et al. 2017."""
 BOUNDS = {"hardtanh": ("min_val", "max_val"), "clamp_min": ("min", ""), "clamp_max": ("", "max")}
 BOUNDS |= dict.fromkeys(("clamp", "clip"), ("min", "max"))
-"""Of functions that clip: what their bounds are called."""
+"""Names of the lower and upper bound in the functions that clip."""
 WAYS: Mapping[tuple[str, ...], str] = {
     ("instance_norm", "group_norm", "rms_norm"): "use nn.LayerNorm or nn.BatchNorm",
     ("celu", "log_sigmoid", "shrink", "prelu", "softplus"): "use nn.SiLU, nn.ELU or another activation of torch's",
@@ -41,7 +42,7 @@ WAYS: Mapping[tuple[str, ...], str] = {
     ("log_softmax",): "leave it out: the largest score is the same without",
     (".argmax.", ".max.", "multinomial", "bernoulli"): "leave it out and return the scores: QuaRL chooses the action",
 }
-"""What to do instead, by words in the name of an ATen operator."""
+"""Replacement to suggest, by words in the name of an ATen operator."""
 OTHERWISE = "use nn.Linear, nn.Conv2d, nn.LayerNorm, nn.Flatten, pooling, and activations such as ReLU, Tanh or SiLU"
 
 
@@ -62,9 +63,9 @@ def exported(module: nn.Module, examples: tuple[torch.Tensor, ...]) -> torch.exp
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Switch to evaluation mode inside (dropout off), and restore every submodule's own mode after.
+    """Switch to evaluation mode inside the block (dropout off), and restore the mode of every submodule afterwards.
 
-    The module of an ExportedProgram keeps the mode that it was exported in, which its calls name.
+    The module of an ExportedProgram keeps the mode in which it was exported; its calls name that mode.
     """
     modes = [(child, child.training) for child in module.modules()]
     with suppress(NotImplementedError):
@@ -99,9 +100,15 @@ def inlined(module: torch.fx.GraphModule) -> torch.fx.Graph:
 
 
 def chosen(nodes: Sequence[torch.fx.Node], output: int | None) -> tuple[Any, set[torch.fx.Node]]:
-    """Return the node of the module's output at that place, and the nodes that have a part in it or overwrite values.
+    """Return the node of the chosen output, and the nodes that contribute to it or overwrite values.
 
-    Raises QuarlError for a place that is not there, and for None if the module returns several tensors.
+    Args:
+        nodes: Nodes of the graph in order; the last one returns the outputs.
+        output: Index of the policy's output among the returned tensors, from 0; None for a module with a single output.
+
+    Raises:
+        UnsupportedError: The module returns several tensors and no output is chosen.
+        QuarlError: There is no output with that index.
     """
     results: Any = nodes[-1].args[0]
     if len(results) != 1 and output is None:
@@ -116,32 +123,32 @@ def chosen(nodes: Sequence[torch.fx.Node], output: int | None) -> tuple[Any, set
 
 
 def kind(node: torch.fx.Node) -> str:
-    """The name of the ATen operator that a node calls."""
+    """Return the name of the ATen operator that a node calls."""
     if node.target is operator.getitem:
         return "getitem"
     return str(node.target).removeprefix("aten.").split(".")[0]
 
 
 def tensors(node: torch.fx.Node) -> list[torch.Tensor]:
-    """Examples of what a node makes."""
+    """Return example tensors of the results of a node."""
     results = node.meta["val"]
     return list(results) if isinstance(results, list | tuple) else [results]
 
 
 def shape(node: Any) -> Shape:
-    """The shape of a node's value for one observation; of several values, the first one's."""
+    """Return the shape of a node's value for one observation; the first shape if the node has several values."""
     return tuple(tensors(node)[0].shape[1:])
 
 
 def arguments(node: torch.fx.Node) -> dict[str, Any]:
-    """The arguments of a call by name, in order; those that it leaves out are what the operator's schema says."""
+    """Return the arguments of a call by name, in order; missing ones have the default of the operator's schema."""
     schema = getattr(node.target, "_schema", None)  # Python's own operators have none
     defaults = {} if schema is None else {argument.name: argument.default_value for argument in schema.arguments}
     return {**defaults, **dict(zip(defaults, node.args, strict=False)), **node.kwargs}
 
 
 def pair(value: Any) -> tuple[int, int] | None:
-    """(rows, columns) of a layer's option; None where it is not one or two whole numbers."""
+    """Return a layer's option as (rows, columns); None if it is not one or two whole numbers."""
     numbers = list(value) if isinstance(value, list | tuple) else [value]
     if not all(isinstance(n, int) for n in numbers) or len(numbers) not in (1, 2):
         return None
@@ -149,7 +156,13 @@ def pair(value: Any) -> tuple[int, int] | None:
 
 
 def activation(kind: str, given: Mapping[str, Any], slopes: Array | None) -> tuple[Any, ...] | None:
-    """Kind and settings of a graph's Activation; None where it has none. slopes: PReLU's weight."""
+    """Return kind and settings of the Activation for a call; None if the graph has no such activation.
+
+    Args:
+        kind: Name of the ATen operator.
+        given: Arguments of the call by name.
+        slopes: Weight of a PReLU, if the call has one.
+    """
     if kind == "gelu":
         return ("gelu" if given["approximate"] == "none" else "gelu_tanh",)
     if kind in FUNCTIONS or (kind == "softplus" and given["beta"] == 1):
@@ -164,12 +177,12 @@ def activation(kind: str, given: Mapping[str, Any], slopes: Array | None) -> tup
 
 
 def instead(kind: str, otherwise: str = OTHERWISE) -> str:
-    """Return what to use in place of an operator without a counterpart in the graph."""
+    """Return the replacement to suggest for an operator without a counterpart in the graph."""
     return next((way for words, way in WAYS.items() if any(word in f".{kind}." for word in words)), otherwise)
 
 
 def refusal(node: torch.fx.Node, why: str) -> UnsupportedError:
-    """The error that names the call and the module that makes it."""
+    """Return an error that names the call and the module that makes it."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path, cls = stack[-1] if stack else ("", "")
     cls = cls if isinstance(cls, str) else getattr(cls, "__name__", "")

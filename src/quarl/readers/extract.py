@@ -1,4 +1,4 @@
-"""A Policy of a live Stable-Baselines3 model, or of any nn.Module over the operator set."""
+"""Policies from live Stable-Baselines3 models, or from any nn.Module over the operator set."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ from quarl.readers.trace import trace
 from quarl.readers.zoo import VEC_FRAME_STACK, samples_actions
 
 PROBES = 8
-"""Random observations on which a model's own `predict` must agree with the network that was extracted."""
+"""Number of random observations on which the model's own `predict` must agree with the extracted network."""
 WATCHING = ("Monitor", "RecordEpisodeStatistics", "AtariWrapper", "NormalizeObservation")
-"""Wrappers that need not be made again: AtariWrapper's work is that of those inside it, and a policy normalizes."""
+"""Wrappers that need not be rebuilt: AtariWrapper only composes the wrappers inside it, and the policy normalizes
+itself."""
 PASSING = frozenset(
     (
         *("VecTransposeImage", "VecMonitor", "VecCheckNan", "VecVideoRecorder", "VecNormalize", *WATCHING),
@@ -43,9 +44,9 @@ PASSING = frozenset(
         *("RenderCollection", "NormalizeReward", "NoopResetEnv", "FireResetEnv", "EpisodicLifeEnv"),
     )
 )
-"""Wrappers that show observations and take actions as they are, or whose work is the policy's."""
+"""Wrappers that pass observations and actions unchanged, or whose work the policy does itself."""
 PACKAGES = ("stable_baselines3.common.atari_wrappers", "gymnasium.wrappers", "sb3_contrib.common.wrappers", "rl_zoo3.")
-"""Where wrappers lie that an environment can be made with, if they are known by name."""
+"""Modules whose wrappers an environment can be rebuilt with, given their names."""
 
 
 def from_module(
@@ -61,14 +62,14 @@ def from_module(
 
     Args:
         module: A network, or the ExportedProgram of one.
-        observation_shape: Of one observation.
-        head: What the output means.
-        observation_dtype: Of the observations.
+        observation_shape: Shape of one observation.
+        head: Meaning of the output.
+        observation_dtype: Number type of the observations.
         inputs: Parts of an observation that is a row of several.
-        output: Place of the output among several tensors, as of `trace`.
+        output: Index of the output among several returned tensors, as in `trace`.
 
     Raises:
-        UnsupportedError: Names the first operator outside the set and the module that calls it.
+        UnsupportedError: The module calls an operator outside the set; the error names the first one and its module.
     """
     module = module.module() if isinstance(module, torch.export.ExportedProgram) else module
     if not isinstance(module, nn.Module):
@@ -91,7 +92,7 @@ def from_module(
 
 
 def _into_head(ops: list[Op], head: ActionHead) -> tuple[list[Op], ActionHead]:
-    """The network and its head, which takes over a last tanh that is mapped to exactly its bounds."""
+    """Return the network and its head; the head takes over a final tanh that is mapped exactly to the head's bounds."""
     last = len(ops) - 1
     while last > 0 and isinstance(ops[last], Scale | Normalize):
         last -= 1
@@ -111,11 +112,17 @@ def from_model(
 ) -> Policy:
     """Return the policy of a live model of Stable-Baselines3, sb3-contrib or D4PG, with its VecNormalize's statistics.
 
-    Everything is copied: training may go on. Operators have the names that the zip reader gives them.
+    Everything is copied, so training may continue. Operators have the same names as those from the zip reader.
 
-    distribution: the output of SAC is the mean and the log_std of its Gaussian, so that its actions can be sampled; the
-    greedy ones stay the same. Other algorithms have no network for it and come out as ever. say: hears why the policy
-    does not know the model's environment. trained: as of `sb3.read_zip`.
+    Args:
+        model: The live model.
+        distribution: Return the mean and log_std of SAC's Gaussian, so that its actions can be sampled. The greedy
+            actions stay the same. Other algorithms have no network for log_std, so their policies do not change.
+        say: Receives the reason if the model's environment cannot be described.
+        trained: As in `sb3.read_zip`.
+
+    Raises:
+        UnsupportedError: The algorithm, a wrapper or an operator of the model is not supported.
     """
     algo = algorithm(model)
     policy = model.policy
@@ -163,7 +170,7 @@ def from_model(
 
 
 def algorithm(model: Any) -> str:
-    """The algorithm of SB3, or of this package, that the model is, or is derived from."""
+    """Return the name of the algorithm of Stable-Baselines3 or of this package that the model is, or derives from."""
     for cls in type(model).__mro__:
         name = cls.__name__.lower()
         if cls.__module__.startswith(("stable_baselines3.", "sb3_contrib.", "quarl.algorithms.")) and name in LAYOUTS:
@@ -179,10 +186,10 @@ def algorithm(model: Any) -> str:
 
 
 class _Actor(nn.Module):
-    """The deterministic way from a (normalized) observation to the network's output, before any tanh of the head.
+    """The deterministic path from a (normalized) observation to the network's output, before any tanh of the head.
 
-    is_array: it is given the observation as it comes, else values that are prepared, by `keys`. folded: without what
-    `fold` puts into the weights of the layers.
+    is_array: the actor receives the raw observation; otherwise prepared values in the order of `keys`. folded: leaves
+    out the layers that `fold` moves into the weights.
     """
 
     def __init__(self, policy: Any, algo: str, *, gaussian: bool, is_array: bool, folded: bool) -> None:
@@ -196,22 +203,22 @@ class _Actor(nn.Module):
 
     @property
     def extractor(self) -> Any:
-        """What makes features of an observation that is prepared."""
+        """Return the module that computes features of a prepared observation."""
         return self.policy.get_submodule(self.layout.extractor)
 
     @property
     def reads_parts(self) -> bool:
-        """Whether the features extractor does more with a Dict than to put its parts side by side."""
+        """Return whether the features extractor does more with a Dict than concatenate its parts."""
         if type(self.extractor).__name__ != "CombinedExtractor":
             return True
         return not all(isinstance(each, nn.Flatten) for each in self.extractor.extractors.values())
 
     def features(self, values: tuple[torch.Tensor, ...]) -> Any:
-        """Those of the observation."""
+        """Return the features of the observation."""
         from stable_baselines3.common.policies import BaseModel  # here: modules without SB3 models need not load it
 
         if self.is_array:
-            # The base class's method: the override warns and returns a pair where the extractor is not shared.
+            # The base class's method: the override warns and returns a pair if the extractor is not shared.
             return BaseModel.extract_features(self.policy, values[0], self.extractor)
         if self.keys != ("",):
             return self.extractor(dict(zip(self.keys, values, strict=True)))
@@ -244,7 +251,7 @@ class _Actor(nn.Module):
 
 
 def _read(ops: list[Op], others: list[Op]) -> list[Op]:
-    """Both, without those of the former that nothing reads: an extractor may leave parts of a Dict alone."""
+    """Return both lists without the `ops` that nothing reads: an extractor may ignore parts of a Dict."""
     for op in reversed(ops):
         if any(op.name in other.inputs for other in others):
             others = [op, *others]
@@ -252,7 +259,7 @@ def _read(ops: list[Op], others: list[Op]) -> list[Op]:
 
 
 def _probes(space: Any, rng: np.random.Generator) -> Any:
-    """Random observations of a space, as many as PROBES."""
+    """Return PROBES random observations of a space."""
     if isinstance(space, spaces.Dict):
         return {key: _probes(part, rng) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Box):
@@ -265,7 +272,7 @@ def _probes(space: Any, rng: np.random.Generator) -> Any:
 
 
 def _check_predict(model: Any, actor: _Actor, head: ActionHead, width: int) -> None:
-    """Refuses a policy whose class does more than its networks: a subclass may override anything."""
+    """Refuse a policy whose class does more than its networks compute: a subclass may override any method."""
     from stable_baselines3.common.preprocessing import preprocess_obs
 
     policy = model.policy
@@ -283,13 +290,14 @@ def _check_predict(model: Any, actor: _Actor, head: ActionHead, width: int) -> N
         raise QuarlError(f"the network scores {output.shape[1:]} actions, the action space has {width}")
     if not np.allclose(head(output), expected, rtol=1e-4, atol=1e-4):
         raise UnsupportedError(
-            f"{type(model.policy).__name__}.predict does not do what its networks compute; "
-            "give the module that does to quarl.from_module, with an action head"
+            f"{type(model.policy).__name__}.predict does not return the actions that its networks compute; "
+            "give the module that computes them to quarl.from_module, with an action head"
         )
 
 
 def _around(env: Any) -> Iterator[Any]:
-    """Yield the model's vectorized environment and what is inside it, the outermost first, as far as this process."""
+    """Yield the model's vectorized environment and those inside it, outermost first, as far as this process holds
+    them."""
     from stable_baselines3.common.vec_env import VecEnv  # here: modules without SB3 models need not load it
 
     while isinstance(env, VecEnv | Wrapper):
@@ -298,7 +306,7 @@ def _around(env: Any) -> Iterator[Any]:
 
 
 def _passes(env: Any) -> bool:
-    """Return whether a wrapper leaves observations and actions alone, or its work is the policy's; or is not one."""
+    """Return True unless `env` is a wrapper that changes observations or actions in a way that the policy does not."""
     from stable_baselines3.common.vec_env import VecEnvWrapper
 
     kind = type(env)
@@ -308,9 +316,10 @@ def _passes(env: Any) -> bool:
 
 
 def _normalize(model: Any) -> tuple[Statistics | None, str]:
-    """Return the statistics that normalize the model's observations, and where they are from.
+    """Return the statistics that normalize the model's observations, and their origin.
 
-    Raises UnsupportedError, naming the wrappers, if the policy does not observe exactly what one of them normalizes.
+    Raises UnsupportedError that names the wrappers if the policy observes anything but the output of the one that
+    normalizes.
     """
     from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
@@ -337,25 +346,25 @@ def _normalize(model: Any) -> tuple[Statistics | None, str]:
 
 
 def environment(model: Any, say: Callable[[str], None]) -> dict[str, Any]:
-    """Return fields of its Provenance: id, arguments, wrappers and time limit, if they are not the registered ones.
+    """Return the Provenance fields of the model's environment: id, arguments, wrappers and a time limit of its own.
 
-    None of them if the model has no environment, or one that cannot be made again: `say` hears the reason, and which
-    wrappers are not part of the policy.
+    The registered time limit is left out. The result is empty if the model has no environment, or one that cannot be
+    rebuilt. In that case `say` receives the reason and the wrappers that are not part of the policy.
     """
     try:
         return {} if model.get_env() is None else _described(model.get_env())
     except ValueError as error:
         changing = ", ".join(type(env).__name__ for env in _around(model.get_env()) if not _passes(env))
         say(
-            f"the policy does not know its environment, for {error}: hand it over as env, name one that is made alike "
-            "with env_id and the options of evaluate, or register it as it is"
+            f"the policy does not record its environment, because {error}: pass the environment as env, name an equal "
+            "one with env_id and the options of evaluate, or register it with Gymnasium"
             f"{changing and f'; {changing} is not part of the policy'}"
         )
         return {}
 
 
 def _described(env: Any) -> dict[str, Any]:
-    """As `environment`; ValueError says why there is none."""
+    """Return the fields for `environment`; raise ValueError with the reason if there are none."""
     from stable_baselines3.common import vec_env as sb3  # here: modules without SB3 models need not load it
 
     spec, stacks = env.get_attr("spec", [0])[0], list[tuple[str, dict[str, Any]]]()
@@ -373,7 +382,7 @@ def _described(env: Any) -> dict[str, Any]:
     for added in spec.additional_wrappers[len(registered.additional_wrappers) :]:
         module, _, name = added.entry_point.partition(":")
         if module.startswith("quarl."):
-            return {}  # whoever trains here knows it better
+            return {}  # training by this package records its environment itself
         if name not in WATCHING:
             if not module.startswith(PACKAGES):
                 raise ValueError(f"{name} of {module} is around it")
@@ -398,11 +407,11 @@ def _described(env: Any) -> dict[str, Any]:
 
 
 def _arguments(env: Any, cls: type[Any]) -> dict[str, Any]:
-    """Those of a wrapper that keeps each under its name, as Stable-Baselines3's and RL Zoo's do."""
+    """Return the arguments of a wrapper that stores each under its name, as Stable-Baselines3's and RL Zoo's do."""
     names = list(inspect.signature(cls).parameters)[1:]
     kept = {name: held for name in names for held in (name, f"_{name}") if env.has_attr(held)}
     if missing := [name for name in names if name not in kept]:
-        raise ValueError(f"{cls.__name__} does not tell its {missing[0]}")
+        raise ValueError(f"{cls.__name__} does not store its argument {missing[0]}")
     return {name: env.get_attr(held, [0])[0] for name, held in kept.items()}
 
 
@@ -411,5 +420,5 @@ def _plain(arguments: Mapping[str, Any], of: str) -> dict[str, Any]:
         try:
             json.dumps(value)
         except TypeError:
-            raise ValueError(f"the argument {name} of {of} is no plain value") from None
+            raise ValueError(f"the argument {name} of {of} is not JSON: use numbers, text, lists or dicts") from None
     return dict(arguments)

@@ -1,7 +1,8 @@
-"""Where an agent's file is, and which files beside it belong to it; what they say is read elsewhere.
+"""Location of an agent's file and of the files beside it that belong to it; other modules read their contents.
 
 Layout of RL Zoo: FOLDER/ALGO/ENV_1/ENV.zip with FOLDER/ALGO/ENV_1/ENV/{config.yml,args.yml,vecnormalize.pkl} beside it.
-What was pushed to the hub without the zoo, or saved by hand, is a zip with a vec_normalize.pkl or vecnormalize.pkl.
+An agent that was pushed to the hub without the zoo, or saved by hand, is a zip with a vec_normalize.pkl or
+vecnormalize.pkl.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from quarl.inert.zip import Opened
 from quarl.readers import hub, statistics
 
 BESIDE = (*hub.BESIDE, statistics.RUNNING)
-"""Files beside an agent on which its actions may depend; one of them makes a folder one of settings."""
+"""Files beside an agent on which its actions may depend; a folder that has one of them is a folder of settings."""
 
 
 def named(words: Sequence[str], folder: Path | None = None) -> Path:
-    """The path that a command's words mean: themselves, ALGO ENV under `folder`, or hub:ORG/NAME as it was fetched.
+    """Return the path that the words of a command name: a path, ALGO ENV under `folder`, or hub:ORG/NAME after
+    fetching.
 
-    The path may lack its .zip, as Stable-Baselines3 has it, and may be a run's folder, whose agent `in_folder` knows.
+    The path may lack its .zip, as in Stable-Baselines3. It may also be the folder of a run, whose agent `in_folder`
+    finds.
     """
     if folder is not None:
         return in_zoo(folder, words[0], words[1])
@@ -33,7 +36,7 @@ def named(words: Sequence[str], folder: Path | None = None) -> Path:
 
 
 def opened(path: str | Path) -> Opened:
-    """Open the file of the agent that `path` means, by itself or as the folder of its run."""
+    """Open the agent's file at `path`, which may also be the folder of its run."""
     path = named([str(path)])
     try:
         return Opened(in_folder(path) if path.is_dir() else path)
@@ -42,7 +45,16 @@ def opened(path: str | Path) -> Opened:
 
 
 def in_zoo(folder: str | Path, algo: str, env_id: str) -> Path:
-    """The file of the latest run of `algo` on `env_id` under `folder`, as the zoo's own scripts choose it."""
+    """Return the file of the latest run of `algo` on `env_id` under `folder`, as the zoo's own scripts choose it.
+
+    Args:
+        folder: Folder of logs, with one folder for each algorithm.
+        algo: Name of the algorithm.
+        env_id: Gymnasium id of the environment.
+
+    Raises:
+        QuarlError: There is no such folder or agent; the error lists those that exist.
+    """
     runs, env = Path(folder) / algo, folder_name(env_id)
     if not runs.is_dir():
         raise QuarlError(f"no folder {runs}; {folder} has {_listed(p.name for p in _entries(folder) if p.is_dir())}")
@@ -56,21 +68,26 @@ def in_zoo(folder: str | Path, algo: str, env_id: str) -> Path:
 
 
 def numbered_runs(folder: Path, env_id: str) -> dict[int, Path]:
-    """The folders ENV_1, ENV_2, ... in `folder`, by number; none where it is no folder."""
+    """Return the folders ENV_1, ENV_2, ... in `folder` by number; empty if `folder` is not a folder."""
     pattern = re.compile(rf"{re.escape(folder_name(env_id))}_([0-9]+)")
     matches = ((pattern.fullmatch(path.name), path) for path in (_entries(folder) if folder.is_dir() else ()))
     return {int(match[1]): path for match, path in matches if match and path.is_dir()}
 
 
 def folder_name(env_id: str) -> str:
-    """What files and folders of an environment are called, as in the zoo: its id without the module that registers
-    it, with dashes for slashes."""
+    """Return the name of an environment's files and folders in the zoo.
+
+    It is the id without the module that registers it, with dashes for slashes.
+    """
     return env_id.rpartition(":")[2].replace("/", "-")
 
 
 def in_folder(folder: Path) -> Path:
-    """The agent of a run's folder ENV_1: ENV, or best_model where training did not reach its end; of the folder ENV of
-    statistics, the agent ENV beside it. It is a .zip, or a .pkl of Stable-Baselines 2."""
+    """Return the agent of a run's folder ENV_1: ENV, or best_model if training did not finish.
+
+    For a folder ENV of statistics, return the agent ENV beside it. The agent is a .zip, or a .pkl of Stable-Baselines
+    2.
+    """
     name = folder.resolve().name
     env = _unnumbered(name)
     for stem in (folder / env, folder / "best_model", folder.parent / name):
@@ -78,15 +95,15 @@ def in_folder(folder: Path) -> Path:
             if path.is_file():
                 return path
     zips = [path.name for path in _entries(folder) if path.suffix == ".zip"]
-    others = f"name one of its files: {_listed(zips)}" if zips else f"agents in it are named by ALGO ENV -f {folder}"
+    others = f"name one of its files: {_listed(zips)}" if zips else f"name agents in it as ALGO ENV -f {folder}"
     raise QuarlError(f"{folder} has neither {env}.zip nor best_model.zip; {others}")
 
 
 def settings_folder(model: Path) -> Path | None:
-    """The folder of config.yml, args.yml and vecnormalize.pkl beside the agent `model`; None where there is none.
+    """Return the folder of config.yml, args.yml and vecnormalize.pkl beside the agent `model`; None if there is none.
 
-    In a repository of the Hugging Face hub they lie in the zip's own folder, and a folder called after the zip holds
-    the zip unpacked.
+    A repository of the Hugging Face hub has them in the folder of the zip; a folder named after the zip holds its
+    unpacked content.
     """
     if (model.parent / "config.yml").exists() and (model.parent / "args.yml").exists():
         return model.parent
@@ -94,7 +111,7 @@ def settings_folder(model: Path) -> Path | None:
 
 
 def called_after(model: Path) -> list[Path]:
-    """Where a run of the zoo has what lies beside its agent: the folder called after the zip, or after the run."""
+    """Return the folders in which a zoo run keeps the files beside its agent: named after the zip, or after the run."""
     return [model.parent / name for name in (model.stem, _unnumbered(model.resolve().parent.name))]
 
 

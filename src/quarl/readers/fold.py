@@ -1,4 +1,4 @@
-"""What sb3-contrib computes in front of an actor's layers or behind them, inside these layers' weights."""
+"""Folding of sb3-contrib's computations before or after an actor's layers into the weights of these layers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,18 @@ RENORM_EPSILON = 0.001
 
 
 def fold_renorm(ops: Sequence[Op], parameters: Parameters, epsilon: float) -> list[Op]:
-    """The operators with the batch renormalization in front of every layer of a CrossQ actor, where it has any.
+    """Fold the batch renormalization before each layer of a CrossQ actor into the layer; other actors do not change.
 
     In evaluation it is (x - ra_mean) / sqrt(ra_var + epsilon) * scale + bias (Bhatt et al. 2024, "CrossQ: Batch
-    Normalization in Deep Reinforcement Learning"), which is affine, as the layer behind it is.
+    Normalization in Deep Reinforcement Learning"). That is affine, like the layer that follows it.
+
+    Args:
+        ops: Operators of the actor.
+        parameters: Parameters of the policy, from which the statistics are taken.
+        epsilon: Number added to the variance.
+
+    Raises:
+        QuarlError: epsilon or a variance is negative.
     """
     (chain,), output = SAC.chains, str(SAC.output)
     if f"{chain}.1.weight" not in parameters.state:
@@ -48,11 +56,18 @@ def _renormed(op: Op, parameters: Parameters, name: str, epsilon: float) -> Op:
 
 
 def mean_over_quantiles(ops: Sequence[Op], num_actions: int, num_quantiles: object = None) -> list[Op]:
-    """The operators with the values of actions as their output, where it is quantiles of them [quantiles, actions].
+    """Replace the output of quantiles [quantiles, actions] by the action values, their means.
 
     The mean over quantiles of a layer's outputs is the output of a layer with the means of its weights (Dabney et al.
-    2018, "Distributional Reinforcement Learning with Quantile Regression"). num_quantiles: None takes as many as there
-    are.
+    2018, "Distributional Reinforcement Learning with Quantile Regression").
+
+    Args:
+        ops: Operators of the network; the last is dense.
+        num_actions: Number of actions.
+        num_quantiles: Expected number of quantiles; None accepts any number.
+
+    Raises:
+        QuarlError: The outputs do not divide into the expected quantiles.
     """
     op = ops[-1]
     assert isinstance(op, Dense)

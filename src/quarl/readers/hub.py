@@ -1,9 +1,8 @@
-"""Agents on the Hugging Face hub: the files of a repository that QuaRL reads, fetched into the hub's own cache; and a
-folder that becomes a repository.
+"""Agents on the Hugging Face hub: fetching files that QuaRL reads into the hub's own cache, and pushing a folder.
 
-RL Zoo's `push_to_hub` writes a repository ALGO-ENV with ALGO-ENV.zip, config.yml, args.yml, env_kwargs.yml and, where
-observations were normalized, vec_normalize.pkl, all in its top folder; beside them lie videos, metrics and the zip
-unpacked once more. What is fetched is data: the same readers open it that open local files.
+RL Zoo's `push_to_hub` writes a repository ALGO-ENV with ALGO-ENV.zip, config.yml, args.yml, env_kwargs.yml and, if
+observations were normalized, vec_normalize.pkl, all in its top folder. Beside them are videos, metrics and the unpacked
+zip. Fetched files are data: the same readers open them as local files.
 """
 
 from __future__ import annotations
@@ -20,38 +19,40 @@ from quarl.errors import QuarlError, first_line
 from quarl.inert.zip import escapes
 
 PREFIX = "hub:"
-"""What a model's name begins with where it is one of the hub: hub:ORG/NAME, or hub:ORG/NAME/FILE."""
+"""Prefix of a model on the hub: hub:ORG/NAME, or hub:ORG/NAME/FILE."""
 BESIDE = ("config.yml", "args.yml", "vec_normalize.pkl", "vecnormalize.pkl")
-"""What is fetched with an agent."""
+"""Files that are fetched with an agent."""
 STATISTICS = ("*vec*.pkl", "*norm*.pkl", "*stats*.pkl")
-"""And what may be its statistics: any other pickle may be a replay buffer of gigabytes."""
+"""Patterns of files that may be its statistics. Any other pickle is left out: it may be a replay buffer of
+gigabytes."""
 METRICS = "train_eval_metrics.zip"
 EXAMPLE = "hub:sb3/ppo-CartPole-v1"
 
 
 @functools.lru_cache
 def fetch(repo_id: str, cache: Path | None = None) -> Path:
-    """The path of the zip in the repository ORG/NAME, or of its file ORG/NAME/FILE, with the settings beside it.
+    """Fetch the zip of the repository ORG/NAME, or its file ORG/NAME/FILE, with the settings beside it; return its
+    path.
 
-    cache: where huggingface_hub keeps what it fetched; None for its own place, which HF_HUB_CACHE can move. Without a
-    connection, or with HF_HUB_OFFLINE=1, what lies there is used.
+    cache: folder in which huggingface_hub keeps fetched files; None for its own, which HF_HUB_CACHE can move. Without a
+    connection, or with HF_HUB_OFFLINE=1, the cached files are used.
     """
     parts = repo_id.split("/", 2)
     repo, file = "/".join(parts[:2]), "/".join(parts[2:])
     if len(parts) < 2 or not all(parts) or (file and escapes(file)):
-        raise QuarlError(f"{PREFIX}{repo_id} names no repository of the hub; write hub:ORG/NAME, as in {EXAMPLE}")
+        raise QuarlError(f"{PREFIX}{repo_id} is not a repository of the hub; write hub:ORG/NAME, as in {EXAMPLE}")
     return _agent(_snapshot(repo, file or "*.zip", cache), repo, file)
 
 
 def push(folder: Path, repo: str) -> None:
-    """Makes the folder's files those of the repository ORG/NAME, which is made where there is none."""
+    """Upload the folder's files to the repository ORG/NAME, which is created if it does not exist."""
     with _reached(f"cannot push to {repo}", repo) as hub:
         hub.create_repo(repo, exist_ok=True)
         hub.upload_folder(repo_id=repo, folder_path=folder, commit_message="quarl push")
 
 
 def _snapshot(repo: str, wanted: str, cache: Path | None) -> Path:
-    """The folder of the repository's newest files, as far as they match `wanted` or say how the agent was trained."""
+    """Return the folder of the repository's newest files that match `wanted` or describe the training of the agent."""
     below = ["*/*"] if "/" not in wanted else []  # patterns match across slashes
     with _reached(f"cannot fetch {repo} from the hub", PREFIX + repo) as hub:
         from huggingface_hub.utils.tqdm import tqdm
@@ -68,7 +69,7 @@ def _snapshot(repo: str, wanted: str, cache: Path | None) -> Path:
 
 @contextlib.contextmanager
 def _reached(failure: str, what: str) -> Iterator[Any]:
-    """huggingface_hub, whose errors become one line that begins with `failure`."""
+    """Yield huggingface_hub, and turn its errors into one line that begins with `failure`."""
     try:
         import huggingface_hub
         from huggingface_hub import errors
@@ -76,7 +77,7 @@ def _reached(failure: str, what: str) -> Iterator[Any]:
     except ImportError:
         raise QuarlError(f"{what} needs an extra: pip install 'quarl[hub]'") from None
     level = logging.get_verbosity()
-    logging.set_verbosity(ERROR)  # what matters is said in one line below
+    logging.set_verbosity(ERROR)  # the error below reports the failure in one line
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -90,7 +91,7 @@ def _reached(failure: str, what: str) -> Iterator[Any]:
         switch = "it is switched off (HF_HUB_OFFLINE)" if huggingface_hub.is_offline_mode() else "it cannot be reached"
         cause = f"{switch}, and the cache has no whole copy; fetch it once with a connection"
     except errors.HFValidationError:
-        cause = f"that is no name of a repository; write hub:ORG/NAME, as in {EXAMPLE}"
+        cause = f"that is not a valid repository name; write hub:ORG/NAME, as in {EXAMPLE}"
     except Exception as error:  # HTTP, TLS, proxies, disks: a transfer fails in many ways
         cause = first_line(error)[:150]
     finally:
@@ -99,14 +100,14 @@ def _reached(failure: str, what: str) -> Iterator[Any]:
 
 
 def _agent(folder: Path, repo: str, file: str) -> Path:
-    """The file that is asked for; else the one zip, or among several the one that is called as the repository."""
+    """Return the requested file; otherwise the only zip, or the one named after the repository if there are several."""
     zips = sorted(path.name for path in folder.glob("*.zip") if path.name != METRICS)
     listed = ", ".join(zips[:10]) + (", ..." if len(zips) > 10 else "") or "no zip"
     standard = f"{repo.partition('/')[2]}.zip"
     if file and not (folder / file).is_file():
         raise QuarlError(f"the repository {repo} has no file {file}; it has {listed}")
     if not file and not zips:
-        raise QuarlError(f"the repository {repo} has no zip of a Stable-Baselines3 agent, as {EXAMPLE} has one")
+        raise QuarlError(f"the repository {repo} has no zip of a Stable-Baselines3 agent; compare {EXAMPLE}")
     if not file and len(zips) > 1 and standard not in zips:
         raise QuarlError(f"the repository {repo} has {listed}; name one, as in {PREFIX}{repo}/{zips[0]}")
     return folder / (file or (standard if standard in zips else zips[0]))

@@ -1,4 +1,4 @@
-"""A policy from whatever file or folder holds one: the contents say which kind it is, not the name."""
+"""Policies from any supported file or folder; the contents decide the kind, not the name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quarl.readers.torch_file import program, read_nested
 
 KINDS = "a Stable-Baselines3 zip, an RL Zoo run folder, a Stable-Baselines 2 .pkl or .zip, or a policy that QuaRL saved"
 MAX_HEADER = 2**32
-"""Bytes; what other kinds of files have in the place of a length is far beyond."""
+"""Largest header in bytes; the first bytes of other kinds of files are a far larger number."""
 
 
 def read(
@@ -24,13 +24,13 @@ def read(
     """Read the policy at `path`: an SB3 zip, a zoo run folder, a Stable-Baselines 2 .pkl or zip, or QuaRL's own file.
 
     Args:
-        path: hub:ORG/NAME is fetched from the Hugging Face hub.
-        algo: algorithm of a training library's file; "" takes any.
-        normalize: file of VecNormalize's statistics, or "none"; None finds the one beside the agent.
-        frame_stack: number of observations that were stacked, in place of what files beside the agent say.
+        path: File or folder; hub:ORG/NAME is fetched from the Hugging Face hub.
+        algo: Algorithm of a training library's file; "" accepts any.
+        normalize: File of VecNormalize's statistics, or "none"; None finds the one beside the agent.
+        frame_stack: Number of stacked observations; overrides the files beside the agent.
 
     Raises:
-        QuarlError: there is no policy, it is damaged, or it is another algorithm's.
+        QuarlError: There is no policy, it is damaged, or it belongs to another algorithm.
     """
     start, path = time.perf_counter(), find.named([str(path)])
     with reading(path):
@@ -60,7 +60,7 @@ def _read(file: Opened, algo: str, normalize: str | Path | None, frame_stack: in
 
 
 def _of_pytorch(file: Opened) -> str:
-    """What a file of PyTorch holds that no program can act by, and what can be done with it."""
+    """Describe the content of a PyTorch file that is not a policy, and how to use it."""
     if said := program(file.names):
         return said
     try:

@@ -17,18 +17,21 @@ from quarl.policy.graph import Policy
 from quarl.policy.operators import OBSERVATION, Normalize, Slice
 
 Statistics = Normalize | Mapping[str, Normalize]
-"""Of one array, or by key of arrays in a Dict, some of which may have none."""
+"""Statistics of one array, or by key for the arrays of a Dict, some of which may have none."""
 NAME = f"{OBSERVATION}.normalize"
 FLAGS, BOUNDS = ("norm_obs", "norm_reward"), ("clip_obs", "clip_reward", "epsilon")
-"""Arguments of VecNormalize: truths, and numbers."""
+"""Boolean and numeric arguments of VecNormalize."""
 PICKLE_BYTES = 2**28
-"""Statistics of an 84 x 84 x 4 image take 0.5 MB; the pickle also holds the last observations of every environment."""
+"""Largest pickle of statistics in bytes.
+
+Statistics of an 84 x 84 x 4 image take 0.5 MB; the pickle also holds the last observations of every environment.
+"""
 
 
 def read_vecnormalize(path: Path) -> Statistics | None:
-    """The operator of the statistics in `path`, of a Dict one for each key; None where they normalize rewards only.
+    """Return the operator of the statistics in `path`, or one per key of a Dict; None if they normalize only rewards.
 
-    Statistics alone, which the zoo of Stable-Baselines 2 saved as obs_rms.pkl, get VecNormalize's defaults.
+    Plain statistics, which the zoo of Stable-Baselines 2 saved as obs_rms.pkl, get VecNormalize's defaults.
     """
     saved = _vecnormalize(path, "RunningMeanStd")
     if saved.name == "RunningMeanStd":
@@ -37,9 +40,9 @@ def read_vecnormalize(path: Path) -> Statistics | None:
 
 
 def read_statistics(path: Path) -> dict[str, tuple[Array, Array, float]]:
-    """(mean, variance, count) of the running statistics in vecnormalize.pkl: obs_rms, and ret_rms of returns.
+    """Return (mean, variance, count) of the running statistics in vecnormalize.pkl: obs_rms, and ret_rms for returns.
 
-    What is missing or no number is left out; `read_vecnormalize` says what is wrong with it.
+    Missing or non-numeric entries are left out; `read_vecnormalize` reports them as errors.
     """
     saved = _vecnormalize(path)
     running: dict[str, tuple[Array, Array, float]] = {}
@@ -52,14 +55,14 @@ def read_statistics(path: Path) -> dict[str, tuple[Array, Array, float]]:
 
 
 def read_options(path: Path) -> dict[str, bool | float]:
-    """VecNormalize's arguments in vecnormalize.pkl, but for the discount, which is the learner's."""
+    """Return VecNormalize's arguments in vecnormalize.pkl, except the discount, which belongs to the learner."""
     saved = _vecnormalize(path).attributes
     options: dict[str, bool | float] = {name: saved[name] for name in FLAGS if isinstance(saved.get(name), bool)}
     for name in BOUNDS:
         value: Any = saved.get(name)
         if not _real(value) or np.ndim(value) != 0:
             continue
-        if np.isfinite(value) or (name != "epsilon" and value == np.inf):  # which does not clip
+        if np.isfinite(value) or (name != "epsilon" and value == np.inf):  # an infinite bound does not clip
             options[name] = float(value)
     return options
 
@@ -73,28 +76,29 @@ def _vecnormalize(path: Path, *others: str) -> Inert:
 
 
 def from_wrapper(wrapper: Any) -> Statistics | None:
-    """Return what `read_vecnormalize` does, of a live VecNormalize, or NormalizeObservation, which does not clip."""
+    """Return the result of `read_vecnormalize` for a live VecNormalize, or NormalizeObservation, which does not
+    clip."""
     return _normalize({"clip_obs": np.inf, **vars(wrapper)}, f"the model's {type(wrapper).__name__}")
 
 
 def _attributes(value: Any) -> Mapping[Any, Any]:
-    """By name, of an object that lives or was read as data; none of anything else."""
+    """Return the attributes by name of a live object or one read as data; empty for anything else."""
     return value.attributes if isinstance(value, Inert) else getattr(value, "__dict__", {})
 
 
 def sentence(policy: Policy) -> str:
-    """Return which statistics normalize the policy's observations, in a clause."""
+    """Return a clause that names the statistics that normalize the policy's observations."""
     source = policy.provenance.statistics
-    if not policy.ops:  # an exported file, of which its contract alone is known
+    if not policy.ops:  # an exported file: only its contract is known
         return f"the file reads raw observations: its normalizer, if any, is inside{f' ({source})' if source else ''}"
     raw = {OBSERVATION, *(op.name for op in policy.ops if isinstance(op, Slice))}
     if any(isinstance(op, Normalize) and op.inputs[0] in raw for op in policy.ops):
-        return f"observations normalised with {source or 'the statistics inside the file'}"
-    return f"no VecNormalize statistics{f' ({source})' if source else ''}: observations are not normalised"
+        return f"observations normalized with {source or 'the statistics inside the file'}"
+    return f"no VecNormalize statistics{f' ({source})' if source else ''}: observations are not normalized"
 
 
 def outside(wrappers: Sequence[tuple[str, Any]]) -> str:
-    """Return a sentence that names the environment's wrappers, which an exported file does without, or nothing."""
+    """Return a sentence about the environment's wrappers, which an exported file leaves out; "" without wrappers."""
     return (
         f"it acts inside wrappers that are not part of the file: {', '.join(n.rpartition('.')[2] for n, _ in wrappers)}"
         if wrappers
@@ -103,12 +107,18 @@ def outside(wrappers: Sequence[tuple[str, Any]]) -> str:
 
 
 def clamp(source: str, shape: tuple[int, ...], bound: float) -> Normalize:
-    """min(max(x, -bound), bound) of the value `source`: a Normalize by mean 0 and variance 1."""
+    """Return the operator min(max(x, -bound), bound) of the value `source`: a Normalize with mean 0 and variance 1.
+
+    Args:
+        source: Name of the value.
+        shape: Shape of the value.
+        bound: Largest absolute value.
+    """
     return Normalize(f"{source}.clamp", (source,), np.zeros(shape), np.ones(shape), 0.0, bound)
 
 
 def _normalize(wrapper: Mapping[Any, Any], where: str) -> Statistics | None:
-    """wrapper: its attributes by name."""
+    """Return the operators for a wrapper's attributes by name; None if it does not normalize observations."""
     if wrapper.get("norm_obs") is False:
         return None
     statistics = wrapper.get("obs_rms")
@@ -118,7 +128,7 @@ def _normalize(wrapper: Mapping[Any, Any], where: str) -> Statistics | None:
 
 
 def _operator(wrapper: Mapping[Any, Any], running: Any, where: str) -> Normalize:
-    """running: the RunningMeanStd."""
+    """Return the operator for a wrapper's attributes and its RunningMeanStd."""
     statistics = _attributes(running)
     values: list[Any] = [statistics.get("mean"), statistics.get("var"), wrapper.get("epsilon"), wrapper.get("clip_obs")]
     mean, variance, epsilon, clip = values
@@ -135,5 +145,5 @@ def _operator(wrapper: Mapping[Any, Any], running: Any, where: str) -> Normalize
 
 
 def _real(value: Any) -> bool:
-    """True for real numbers and arrays of them."""
+    """Return True for real numbers and arrays of them."""
     return isinstance(value, int | float | np.ndarray | np.generic) and np.asarray(value).dtype.kind in "iuf"

@@ -1,5 +1,4 @@
-"""What a policy observes: how a space of observations becomes the row that engines read, and what lies in front of its
-network."""
+"""Spaces of observations as the row that engines read, and the operators in front of the network."""
 
 from __future__ import annotations
 
@@ -23,18 +22,18 @@ class Observed:
     """A space of observations, as Stable-Baselines3 prepares them for a network."""
 
     inputs: tuple[Input, ...]
-    """One without a key for anything but a Dict."""
+    """Parts of the observation; a space other than a Dict is one part without a key."""
     images: frozenset[str]
-    """Keys of bytes that are divided by 255."""
+    """Keys of the byte images that are divided by 255."""
 
     @property
     def is_array(self) -> bool:
-        """Whether engines read the observation as it comes."""
+        """Return whether engines read the raw observation."""
         return not self.inputs[0].key and self.inputs[0].kind == "Box"
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Of a Policy."""
+        """Return the fields of a Policy that describe the observation."""
         if self.is_array:
             dtype = "uint8" if self.images else "float32"
             return {"observation_shape": self.inputs[0].shape, "observation_dtype": dtype}
@@ -42,7 +41,7 @@ class Observed:
 
 
 def observe(space: Space, where: str) -> Observed:
-    """The space as inputs; one of a Dict that has no counterpart is refused by its key."""
+    """Return the space as inputs; refuse an unsupported part of a Dict by its key."""
     spaces = space.spaces if isinstance(space, Dict) else {"": space}
     inputs = tuple(_input(key, each, f"{where}[{key!r}]" if key else where) for key, each in spaces.items())
     return Observed(inputs, frozenset(key for key, each in spaces.items() if isinstance(each, Box) and each.is_image))
@@ -63,9 +62,15 @@ def _input(key: str, space: Any, where: str) -> Input:
 def normalizers(
     observed: Observed, statistics: Statistics | None, environment: Provenance
 ) -> tuple[dict[str, Normalize], Provenance]:
-    """(by key, the operator of what is normalized; the environment in which they hold).
+    """Return the operators that normalize, by key, and the environment for which they hold.
 
-    QuarlError for statistics of another observation.
+    Args:
+        observed: The space of observations.
+        statistics: Statistics of the observations; None does not normalize.
+        environment: The training environment.
+
+    Raises:
+        QuarlError: The statistics belong to another observation.
     """
     if statistics is None:
         return {}, environment
@@ -77,7 +82,7 @@ def normalizers(
     for key, operator in by_key.items():
         if operator.mean.shape != shapes.get(key):
             raise QuarlError(
-                f"the statistics of {environment.statistics or 'VecNormalize'} are of {key[:60]!r} "
+                f"the statistics of {environment.statistics or 'VecNormalize'} belong to {key[:60]!r} "
                 f"{operator.mean.shape}, but the policy observes {', '.join(map(str, observed.inputs))}"
             )
     return dict(by_key), environment
@@ -86,18 +91,23 @@ def normalizers(
 def front(
     observed: Observed, norms: Mapping[str, Normalize], *, scales: bool = True, apart: bool = False
 ) -> tuple[list[Op], dict[str, tuple[str, Shape]]]:
-    """(operators from the raw observation on; by key, name and shape of what the network is given of it).
+    """Return the operators from the raw observation on; and name and shape, by key, of the values that the network
+    reads.
 
-    The parts of a Dict are one value without a key, the row, where nothing needs them by themselves.
+    The parts of a Dict are one value without a key, the row, unless a part is needed on its own.
 
-    norms: as of `normalizers`. scales: images are divided by 255. apart: the network reads each part by itself.
+    Args:
+        observed: The space of observations.
+        norms: Operators from `normalizers`.
+        scales: Divide images by 255.
+        apart: The network reads each part on its own.
     """
     images = observed.images if scales else frozenset()
     ops: list[Op] = []
     parts: dict[str, tuple[str, Shape]] = {}
     if not observed.inputs[0].key or not (apart or images or 0 < len(norms) < len(observed.inputs)):
         parts[""] = OBSERVATION, observed.fields["observation_shape"]
-        if "" not in norms and norms:  # of one VecNormalize
+        if "" not in norms and norms:  # one VecNormalize: all keys share its epsilon and bounds
             mean, variance = (
                 np.concatenate([getattr(norms[each.key], name).reshape(-1) for each in observed.inputs])
                 for name in ("mean", "variance")

@@ -16,7 +16,7 @@ from quarl.inert.pickle import read_base64
 from quarl.policy.graph import ActionHead
 
 LARGEST = 2**31 - 1
-"""Of the numbers that a discrete space may have or begin at."""
+"""Largest size or start of a discrete space."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -28,18 +28,18 @@ class Box:
 
     @property
     def width(self) -> int:
-        """Numbers of an element; of a space of actions, what a network puts out to choose one."""
+        """Return the number of elements; for a space of actions, the number of network outputs that choose one."""
         return self.low.size
 
     @property
     def is_image(self) -> bool:
-        """True where Stable-Baselines3 divides by 255: three axes of bytes from 0 to 255."""
+        """Return True if Stable-Baselines3 divides the observation by 255: three axes of bytes from 0 to 255."""
         full = self.low.ndim == 3 and self.low.dtype == np.uint8
         return full and not self.low.any() and bool((self.high == 255).all())
 
     @property
     def observation_dtype(self) -> Literal["float32", "uint8"]:
-        """What engines are fed: images stay bytes, every other kind of number becomes float32."""
+        """Return the number type that engines read: images stay bytes, all other numbers become float32."""
         return "uint8" if self.is_image else "float32"
 
 
@@ -52,19 +52,19 @@ class Discrete:
 
     @property
     def width(self) -> int:
-        """As of Box: a score for every number."""
+        """Return the number of network outputs: one score per number."""
         return self.n
 
 
 @dataclass(frozen=True, slots=True)
 class MultiDiscrete:
-    """Several whole numbers: each is one of so many from 0 on."""
+    """Several whole numbers, each from 0 up to its own limit."""
 
     nvec: tuple[int, ...]
 
     @property
     def width(self) -> int:
-        """As of Box: the scores of each number, one after the other."""
+        """Return the number of network outputs: the scores of each number, one after the other."""
         return sum(self.nvec)
 
 
@@ -76,19 +76,19 @@ class MultiBinary:
 
     @property
     def width(self) -> int:
-        """As of Box: a logit for every bit."""
+        """Return the number of network outputs: one logit per bit."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Dict:
-    """Spaces by name, none of which is a Dict."""
+    """Spaces by name; none of them is a Dict."""
 
     spaces: Mapping[str, Box | Discrete | MultiDiscrete | MultiBinary]
 
     @property
     def width(self) -> int:
-        """As of Box."""
+        """Return the sum of the widths of the parts."""
         return sum(space.width for space in self.spaces.values())
 
 
@@ -96,18 +96,27 @@ Space = Box | Discrete | MultiDiscrete | MultiBinary | Dict
 
 
 def from_blob(entry: Any, where: str) -> Space:
-    """The space of a Stable-Baselines3 `data` entry: its ":serialized:" pickle, read as data.
+    """Return the space of a Stable-Baselines3 `data` entry from its ":serialized:" pickle, read as data.
 
-    The JSON beside the pickle is for human eyes: it rounds, and abbreviates long arrays with "...".
+    The JSON beside the pickle is meant for human readers: it rounds, and abbreviates long arrays with "...".
     """
     text = entry.get(":serialized:") if isinstance(entry, Mapping) else None
     if not isinstance(text, str):
-        raise QuarlError(f"{where} is missing or malformed; the file is no Stable-Baselines3 model")
+        raise QuarlError(f"{where} is missing or malformed; the file is not a Stable-Baselines3 model")
     return from_inert(read_base64(text, where), where)
 
 
 def from_inert(space: Any, where: str, *, nested: bool = False) -> Space:
-    """The numbers of a space that `read_pickle` gave; nested: no Dict is taken."""
+    """Return the space for a result of `read_pickle`.
+
+    Args:
+        space: The inert object.
+        where: Name of the space for error messages.
+        nested: Refuse a Dict.
+
+    Raises:
+        QuarlError: The object is not a supported space.
+    """
     if not isinstance(space, Inert):
         raise QuarlError(f"{where} is a {type(space).__name__}, not a space")
     if space.module.split(".")[0] not in ("gym", "gymnasium"):
@@ -116,12 +125,21 @@ def from_inert(space: Any, where: str, *, nested: bool = False) -> Space:
 
 
 def from_live(space: Any, where: str, *, nested: bool = False) -> Space:
-    """As `from_inert` of a gymnasium space."""
+    """Return the space for a live gymnasium space.
+
+    Args:
+        space: The live space.
+        where: Name of the space for error messages.
+        nested: Refuse a Dict.
+
+    Raises:
+        QuarlError: The object is not a supported space.
+    """
     return _space(type(space).__name__, vars(space), where, None if nested else from_live)
 
 
 def _space(kind: str, attributes: Mapping[Any, Any], where: str, of_part: Callable[..., Any] | None) -> Space:
-    """of_part: reads the spaces of a Dict."""
+    """Return the space of a kind from its attributes; `of_part` reads the parts of a Dict."""
     if kind == "Dict" and of_part is not None:
         spaces = attributes.get("spaces")
         if not isinstance(spaces, dict) or not spaces or not all(isinstance(key, str) and key for key in spaces):
@@ -132,7 +150,7 @@ def _space(kind: str, attributes: Mapping[Any, Any], where: str, of_part: Callab
         if not isinstance(low, np.ndarray) or not isinstance(high, np.ndarray) or low.shape != high.shape:
             raise QuarlError(f"{where} is a Box without bounds; the file is damaged")
         if low.dtype.kind not in "biuf" or high.dtype.kind not in "biuf":
-            raise QuarlError(f"{where} has bounds of type {low.dtype}, which are no real numbers")
+            raise QuarlError(f"{where} has bounds of type {low.dtype}, not real numbers")
         if np.isnan(low).any() or np.isnan(high).any() or (low > high).any():
             raise QuarlError(f"{where} has bounds that no number satisfies (NaN, or low above high)")
         return Box(low, high)
@@ -151,22 +169,23 @@ def _space(kind: str, attributes: Mapping[Any, Any], where: str, of_part: Callab
 
 
 def _counts(attributes: Mapping[Any, Any], name: str, where: str, kind: str) -> tuple[int, ...]:
-    """The whole numbers of a space's attribute: one, or several along one axis; older spaces have no `start`: (0,)."""
+    """Return the whole numbers of an attribute, one or several along one axis; (0,) for the `start` of an older
+    space."""
     value = attributes.get(name, 0 if name == "start" else None)
     numbers = value.tolist() if isinstance(value, np.ndarray | np.integer) else value
     counts = tuple(numbers) if isinstance(numbers, list | tuple) else (numbers,)
     least, single = -LARGEST if name == "start" else 1, kind != "Discrete" or len(counts) == 1
     if not counts or not single or not all(type(n) is int and least <= n <= LARGEST for n in counts):
-        raise QuarlError(f"{where} is a {kind} whose {name} is not made of sound numbers along one axis")
+        raise QuarlError(f"{where} is a {kind} whose {name} is not a list of valid whole numbers along one axis")
     return counts
 
 
 def observation_box(space: Space, where: str) -> Box:
-    """The space, if a network can read its observations as they come."""
+    """Return the space if a network can read its raw observations; raise QuarlError otherwise."""
     if not isinstance(space, Box):
         raise UnsupportedError(
-            f"{where} is {type(space).__name__}, on which nothing is trained here: agents of Stable-Baselines3 that "
-            "observe one are read, quantised and played; training needs a Box"
+            f"{where} is {type(space).__name__}, but training needs a Box: agents of Stable-Baselines3 that observe "
+            f"a {type(space).__name__} can be read, quantized and evaluated"
         )
     if not space.low.ndim or not space.low.size:
         raise QuarlError(f"{where} has shape {space.low.shape}; an observation needs at least one number")
@@ -174,17 +193,24 @@ def observation_box(space: Space, where: str) -> Box:
 
 
 def as_pairs(space: Space) -> Space:
-    """The space with bits as numbers of two scores each, which is how MaskablePPO scores them."""
+    """Return the space with each bit as a number with two scores, as MaskablePPO scores bits."""
     return MultiDiscrete((2,) * space.width) if isinstance(space, MultiBinary) and len(space.shape) == 1 else space
 
 
 def action_head(
     space: Space, where: str, *, squashed: bool = False, log_std: Array | None = None, zero_based: bool = True
 ) -> ActionHead:
-    """The head for actions of `space`.
+    """Return the head for actions of `space`.
 
-    squashed: actions are tanh of the output, mapped to the bounds. log_std: of state-independent noise. zero_based:
-    discrete actions count from 0 wherever the space begins, as Stable-Baselines3's do.
+    Args:
+        space: The space of actions.
+        where: Name of the space for error messages.
+        squashed: Actions are tanh of the output, mapped to the bounds.
+        log_std: Logarithm of the standard deviation of state-independent noise.
+        zero_based: Discrete actions count from 0 even if the space starts elsewhere, as in Stable-Baselines3.
+
+    Raises:
+        QuarlError: The space is not supported, or unbounded although `squashed` is set.
     """
     if isinstance(space, Discrete):
         return ActionHead("argmax", start=space.start, zero_based=zero_based and space.start != 0)

@@ -1,7 +1,7 @@
-"""Stable-Baselines 2 agents to a Policy, executing nothing from the file.
+"""Reader of Stable-Baselines 2 agents; nothing in the file is executed.
 
-Two formats carry the same content. The older is a cloudpickle of (attributes, arrays without names), in .pkl files;
-the later one a zip, called .zip or .pkl, of `data` (JSON with pickles as base64 text), `parameters` (an .npz) and
+Two formats carry the same content. The older is a cloudpickle of (attributes, arrays without names) in .pkl files. The
+later one is a zip, named .zip or .pkl, of `data` (JSON with pickles as base64 text), `parameters` (an .npz) and
 `parameter_list` (JSON). The zoo keeps statistics of the observations beside either, in ENV/obs_rms.pkl.
 """
 
@@ -42,24 +42,24 @@ MARKS = {
     "sac": {"ent_coef", "tau"},
     "td3": {"policy_delay"},
 }
-"""Attributes that only this algorithm saves. A2C comes after ACKTR and ACER, which have some of its own."""
+"""Attributes that only this algorithm saves. A2C comes after ACKTR and ACER, which share some of its attributes."""
 EARLY_TD3 = {"tau", "learning_starts", "train_freq"}
-"""Attributes of a TD3 that does not save its policy_delay, as the first versions did not."""
+"""Attributes of a TD3 that does not save its policy_delay, like the first versions."""
 SUCCESS, OFFSET = ".DoneOnSuccessWrapper", 1.0
-"""A wrapper of this library's zoo, and what it adds to rewards by default; Stable-Baselines3's adds 0."""
+"""A wrapper of this library's zoo, and its default reward offset; Stable-Baselines3's default is 0."""
 ACTORS = {"ddpg": "pi", "sac": "dense", "td3": "dense"}
-"""Algorithms whose actions are tanh of an actor's output, mapped to the bounds, and what the actor's last layer is
-called. All others but DQN are actor-critics of one kind, which act by a distribution and are tanh inside."""
+"""Algorithms whose actions are tanh of an actor's output, mapped to the bounds, and the name of the actor's last layer.
+All others but DQN are actor-critics of one kind, which act by a distribution and have tanh inside."""
 SPACES = {**dict.fromkeys(ACTORS, Box), "acer": Discrete, "dqn": Discrete}
-"""Of actions, for algorithms that cannot have every kind."""
+"""Action space of the algorithms that do not support every kind."""
 HER = "n_sampled_goal"
-"""What hindsight experience replay adds to the attributes of the algorithm that learnt from it."""
+"""Attribute that hindsight experience replay adds to those of the algorithm that it trains."""
 GOALS = ("observation", "achieved_goal", "desired_goal")
-"""Keys of the Dict observation that it learns in, in the order in which HERGoalEnvWrapper puts them into a row."""
+"""Keys of its Dict observation, in the order in which HERGoalEnvWrapper concatenates them."""
 FUNCTIONS = ("relu", "tanh", "sigmoid", "elu")
-"""TensorFlow's names, which are ours. Its leaky_relu has another slope."""
+"""TensorFlow's names of activations that equal the graph's. Its leaky_relu has another slope."""
 ZOO_POLICIES = ("CustomDQNPolicy", "CustomMlpPolicy", "CustomSACPolicy")
-"""The classes in the zoo's own module utils; like the library's, they keep the default activation."""
+"""Classes in the zoo's own module utils; like the library's, they keep the default activation."""
 
 
 def read_sb2(
@@ -70,7 +70,14 @@ def read_sb2(
 ) -> Policy:
     """Read the policy in a Stable-Baselines 2 file; environment and statistics come from the zoo's files beside it.
 
-    The arguments are those of `load.read`.
+    Args:
+        path: The .pkl or .zip file.
+        algo: As in `load.read`.
+        normalize: As in `load.read`.
+        frame_stack: As in `load.read`.
+
+    Raises:
+        QuarlError: The file is damaged, not a model of Stable-Baselines 2, or belongs to another algorithm.
     """
     data, arrays = contents(path)
     path = Path(path)
@@ -87,7 +94,7 @@ def read_sb2(
 
 
 def contents(path: str | Path | Opened) -> tuple[Mapping[Any, Any], list[Array] | dict[str, Array]]:
-    """The model's attributes, and its arrays: in order from a pickle, by name from a zip."""
+    """Return the model's attributes, and its arrays: in order from a pickle, by name from a zip."""
     file = Opened.at(path)
     if file.is_zip:
         return _unzipped(file.unpacked(*MEMBERS), str(path))
@@ -98,35 +105,35 @@ def contents(path: str | Path | Opened) -> tuple[Mapping[Any, Any], list[Array] 
     if isinstance(arrays, dict):  # 2.7 pickles on request, with names
         return data, _by_name(arrays, str(path))
     if not isinstance(arrays, list) or not all(isinstance(array, np.ndarray | np.generic) for array in arrays):
-        raise QuarlError(f"{path} has parameters that are no arrays of numbers; the file is damaged")
+        raise QuarlError(f"{path} has parameters that are not arrays of numbers; the file is damaged")
     return data, [_real(np.asarray(array), str(path)) for array in arrays]
 
 
 def _unzipped(members: Mapping[str, bytes], where: str) -> tuple[dict[str, Any], dict[str, Array]]:
     if missing := {"data", "parameters"} - members.keys():
-        raise QuarlError(f"{where} has no member {min(missing)!r}; it is no Stable-Baselines 2 model")
+        raise QuarlError(f"{where} has no member {min(missing)!r}; it is not a Stable-Baselines 2 model")
     entries = read_json(members["data"], f"{where}: member 'data'")
     data = {key: _value(entry, f"{where}: {key[:80]!r}") for key, entry in entries.items()}
     return data, _by_name(read_npz(members["parameters"], f"{where}: parameters"), where)
 
 
 def _value(entry: Any, where: str) -> Any:
-    """An attribute: plain JSON, or what the pickle in it describes."""
+    """Return an attribute: plain JSON, or the content of its pickle."""
     if not isinstance(entry, dict) or ":serialized:" not in entry:
         return entry
     return read_base64(entry[":serialized:"], where)
 
 
 def _by_name(arrays: Mapping[Any, Any], where: str) -> dict[str, Array]:
-    """TensorFlow's variable names without the ":0" of their output."""
+    """Return the arrays by TensorFlow's variable names, without the ":0" of their output."""
     if not all(isinstance(name, str) and isinstance(a, np.ndarray | np.generic) for name, a in arrays.items()):
-        raise QuarlError(f"{where} has parameters that are no arrays by name; the file is damaged")
+        raise QuarlError(f"{where} has parameters that are not arrays by name; the file is damaged")
     return {name.removesuffix(":0"): _real(np.asarray(array), where) for name, array in arrays.items()}
 
 
 def _real(array: Array, where: str) -> Array:
     if array.dtype.kind not in "fiu":
-        raise QuarlError(f"{where} has parameters of type {array.dtype}, which are no real numbers")
+        raise QuarlError(f"{where} has parameters of type {array.dtype}, not real numbers")
     return array
 
 
@@ -180,7 +187,7 @@ def _policy(
         ),
     )
     if shapes(policy)[policy.output] != (width,):
-        raise QuarlError(f"the network's last layer is not one for {width} actions; the file is damaged")
+        raise QuarlError(f"the network's last layer does not fit {width} actions; the file is damaged")
     return policy
 
 
@@ -198,28 +205,28 @@ def _named(
 
 
 def _goals(space: Any) -> tuple[Input, ...]:
-    """How the row divides that an agent of hindsight experience replay reads; space: of its environment."""
+    """Return the parts of the row that an agent of hindsight experience replay reads, from its environment's space."""
     goals = from_inert(space, "her_obs_space")
     if not isinstance(goals, Dict) or not goals.spaces.keys() >= set(GOALS):
-        raise QuarlError(f"her_obs_space has not {', '.join(GOALS)}; the file is damaged")
+        raise QuarlError(f"her_obs_space lacks one of {', '.join(GOALS)}; the file is damaged")
     return observe(Dict({key: goals.spaces[key] for key in GOALS}), "her_obs_space").inputs
 
 
 def _algorithm(data: Mapping[Any, Any], asked: str | None) -> str:
-    """The algorithm by the attributes that only it saves."""
+    """Return the algorithm, recognized by the attributes that only it saves."""
     possible = [algo for algo, marks in MARKS.items() if marks <= data.keys()]
     algo = possible[0] if len(possible) == 1 else next((name for name in ("acktr", "acer") if name in possible), "")
     if not possible and data.keys() >= EARLY_TD3:
         algo = "td3"
     if not algo:
-        raise QuarlError("the attributes are those of no Stable-Baselines 2 algorithm; is it a trained model?")
+        raise QuarlError("the attributes do not match any Stable-Baselines 2 algorithm; is it a trained model?")
     if asked not in (None, "", algo) and not (asked == "her" and HER in data):
         raise QuarlError(f"the file holds {algo}, not {asked}; name {algo}")
     return algo
 
 
 def _activation(policy: Any, kwargs: Mapping[Any, Any], algo: str) -> str:
-    """The hidden layers' function: policy_kwargs, or what the policy class has as default."""
+    """Return the hidden layers' activation: from policy_kwargs, or the default of the policy class."""
     if not isinstance(policy, Inert):
         raise QuarlError("the policy class is missing; the file is damaged")
     if "lstm" in policy.name.lower():
@@ -247,5 +254,5 @@ def _flag(data: Mapping[Any, Any], name: str, *, default: bool) -> bool:
 def _observation_range(data: Mapping[Any, Any]) -> tuple[float, float]:
     bounds = data.get("observation_range")
     if not isinstance(bounds, list | tuple) or len(bounds) != 2 or not all(isinstance(b, int | float) for b in bounds):
-        raise QuarlError("observation_range is no pair of numbers; the file is damaged")
+        raise QuarlError("observation_range is not a pair of numbers; the file is damaged")
     return float(bounds[0]), float(bounds[1])

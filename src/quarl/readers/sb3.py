@@ -1,7 +1,7 @@
-"""Stable-Baselines3 zips and RL Zoo folders to a Policy, executing nothing from them.
+"""Reader of Stable-Baselines3 zips and RL Zoo folders; nothing in them is executed.
 
-A zip holds `data` (JSON, with pickles as base64 text) and `policy.pth` (the parameters by name). The names say which
-algorithm it is and how its layers follow each other; only the activation function has to be looked up in `data`.
+A zip holds `data` (JSON, with pickles as base64 text) and `policy.pth` (the parameters by name). The names determine
+the algorithm and the order of its layers; only the activation function has to be read from `data`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SBX = (
     "parameters into an nn.Module (kernels transposed) and give that to quarl.from_module"
 )
 _OF_JAX = re.compile(rb"\b(sbx|jax|jaxlib|flax|optax)\.")
-"""Modules that JSON names in clear; no base64 text has a dot."""
+"""Modules that JSON names in plain text; base64 text has no dot."""
 
 
 def read_zip(
@@ -49,22 +49,25 @@ def read_zip(
 
     Args:
         path: The zip.
-        algo: The algorithm that the zip is said to hold; QuarlError if it holds another.
-        normalize: As of `load.read`.
-        frame_stack: As of `load.read`.
-        trained: Return a model of quantization-aware training in the integers it acts in, not in float32.
+        algo: Expected algorithm of the zip; "" accepts any.
+        normalize: As in `load.read`.
+        frame_stack: As in `load.read`.
+        trained: Return a model of quantization-aware training in the integers that it acts in, not in float32.
+
+    Raises:
+        QuarlError: The zip is damaged, not supported, or holds another algorithm.
     """
     saved = contents(path)
     return saved.policy(*zoo.read_settings(saved.path, normalize, frame_stack), algo, trained=trained)
 
 
 def contents(path: str | Path | Opened) -> Saved:
-    """Read the model's attributes and parameters; QuarlError for any other file."""
+    """Read the model's attributes and parameters; raise QuarlError for any other file."""
     members = Opened(path).unpacked("data", "policy.pth")
     if "policy.pth" not in members and _OF_JAX.search(members.get("data", b"")):
         raise UnsupportedError(f"{path} {SBX}")
     if missing := {"data", "policy.pth"} - members.keys():
-        raise QuarlError(f"{path} has no member {min(missing)!r}; it is no Stable-Baselines3 model")
+        raise QuarlError(f"{path} has no member {min(missing)!r}; it is not a Stable-Baselines3 model")
     data = read_json(members["data"], f"{path}: member 'data'")
     state = read_tensors(members["policy.pth"], f"{path}: policy.pth")
     named = {bare(name): array for name, array in state.items()}
@@ -75,11 +78,11 @@ def contents(path: str | Path | Opened) -> Saved:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Saved:
-    """A model of Stable-Baselines3, as its zip holds it."""
+    """The content of a Stable-Baselines3 model's zip."""
 
     path: Path
     data: Mapping[str, Any]
-    """Attributes, pickles in them as text."""
+    """Attributes; pickles in them are base64 text."""
     state: Mapping[str, Array]
     """Parameters by name."""
 
@@ -95,9 +98,9 @@ class Saved:
 
         Args:
             environment: The training environment, from `zoo.read_settings`.
-            statistics: The statistics that the model observed with, from there too.
-            asked: The algorithm that the model is said to be of; "" takes any.
-            trained: As of `read_zip`.
+            statistics: Statistics of the model's observations, also from `zoo.read_settings`.
+            asked: Expected algorithm; "" accepts any.
+            trained: As in `read_zip`.
 
         Raises:
             QuarlError: The model is damaged, of another algorithm, or of a kind that QuaRL does not run.
@@ -196,7 +199,7 @@ class Saved:
         )
 
     def _way(self, statistics: str) -> str:
-        """Return how to read, live, an agent that only its own code can compute."""
+        """Return instructions for reading, live, an agent that only its own code can compute."""
         try:
             algo = self.algorithm()
         except QuarlError:  # its networks are called otherwise
@@ -214,6 +217,6 @@ class Saved:
 
 
 def _is_linear(entry: Mapping[str, Any]) -> bool:
-    """Whether the policy class of an ARS agent is the linear one, which only its pickle tells."""
+    """Return whether the policy class of an ARS agent is the linear one, which only its pickle records."""
     named = read_base64(str(entry.get(":serialized:")), "policy_class")
     return isinstance(named, Inert) and named.name == "ARSLinearPolicy"

@@ -1,4 +1,4 @@
-"""An SB3 actor's operators from its parameters by name: which layers there are, and what lies between them."""
+"""Operators of an SB3 actor from its parameters by name: the layers, and the operators between them."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ NATURE_CNN = ((0, 8, 4), (2, 4, 2), (4, 3, 1))
 """(index, kernel size, stride) of the convolutions of NatureCNN (Mnih et al. 2015)."""
 FUNCTIONS = {"ReLU": "relu", "Tanh": "tanh", "Sigmoid": "sigmoid", "ELU": "elu", "LeakyReLU": "leaky_relu"}
 FUNCTIONS |= {name: name.lower() for name in ("SiLU", "GELU", "Mish", "Softplus", "Hardswish", "Hardsigmoid")}
-"""Torch's class names to the graph's; Stable-Baselines3 makes them with default arguments."""
+"""Torch's class names to the graph's; Stable-Baselines3 creates them with default arguments."""
 SAC_CLIP_MEAN = 2.0
-"""SACPolicy's default for the bound of a gSDE actor's mean."""
+"""SACPolicy's default bound for the mean of a gSDE actor."""
 EXTRACTORS = ("FlattenExtractor", "NatureCNN", "WideCNN", "CombinedExtractor")
 EXTRACTORS_IN = r"(?:stable_baselines3\.common\.torch_layers|quarl\.algorithms\.wide_cnn)"
 _VALUE = r"<class '{}\.(\w+)'>"
 
 
 class CustomError(UnsupportedError):
-    """Only code of the model's author computes what it does."""
+    """A model that only its author's code can compute."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where an algorithm's actor lies among the parameters."""
+    """Names of an algorithm's actor among the parameters."""
 
     activation: str
-    """The default of the policy class."""
+    """Default activation of the policy class."""
     extractor: str
     chains: tuple[str, ...]
-    """Sequential modules: layers at even places, activations between them."""
+    """Sequential modules with layers at even places and activations between them."""
     output: str | None
-    """The output layer; None where it is the last of the chain."""
+    """Output layer; None if it is the last of the chain."""
     ignored: tuple[str, ...]
-    """Prefixes of parameters that do not act."""
+    """Prefixes of parameters that do not affect actions."""
     tanh: bool = False
     """Actions are tanh of the output, mapped to the bounds."""
     values: bool = False
-    """The output has the values of discrete actions."""
+    """The output holds the values of discrete actions."""
     distribution: bool = True
-    """Scores of discrete actions are those of a distribution, which can be sampled."""
+    """Scores of discrete actions define a distribution, which can be sampled."""
 
 
 ON_POLICY = Layout(
@@ -76,25 +76,25 @@ LAYOUTS = {
     **{"trpo": ON_POLICY, "maskableppo": ON_POLICY, "tqc": SAC, "crossq": SAC, "qrdqn": QRDQN, "ars": ARS},
 }
 SCORING = frozenset(algo for algo, layout in LAYOUTS.items() if not layout.distribution)
-"""Algorithms whose scores of discrete actions are no distribution: only the greedy action counts."""
+"""Algorithms whose scores of discrete actions are not a distribution: only the greedy action counts."""
 
 
 def bare(name: str) -> str:
-    """Return a parameter's name without the parts that torch.compile and DataParallel put around a module."""
+    """Return a parameter's name without the parts that torch.compile and DataParallel add for their wrappers."""
     return ".".join(part for part in name.split(".") if part not in ("_orig_mod", "module"))
 
 
 class Parameters:
-    """A policy's tensors by name; every one that is not taken must be known to be unused."""
+    """A policy's tensors by name; each tensor must be taken or known to be unused."""
 
     def __init__(self, state: Mapping[str, Array], *, biased: bool = True) -> None:
-        """biased: False where no layer has a bias, as in linear policies of ARS."""
+        """Hold the tensors of a policy; biased: False if no layer has a bias, as in linear policies of ARS."""
         self.biased = biased
         self.state = {name: array for name, array in state.items() if TRAINED_RANGES not in name.split(".")}
         self.taken: set[str] = set()
 
     def take(self, name: str, shape: tuple[int, ...] | int) -> Array:
-        """The float32 tensor of that name; shape: its sizes, or the number of them."""
+        """Return the float32 tensor of that name; `shape` is its expected shape, or its number of axes."""
         if name not in self.state:
             raise QuarlError(f"parameter {name!r} is missing; the file is damaged or the policy is a custom one")
         array = self.state[name]
@@ -108,14 +108,17 @@ class Parameters:
         return array.astype(np.float32, copy=False)
 
     def layer(self, name: str, axes: int) -> tuple[str, Array, Array]:
-        """(name, weight, bias) of one layer."""
+        """Return (name, weight, bias) of one layer."""
         weight = self.take(f"{name}.weight", axes)
         bias = self.take(f"{name}.bias", weight.shape[:1]) if self.biased else np.zeros(len(weight), np.float32)
         return name, weight, bias
 
     def chain(self, prefix: str) -> list[tuple[str, Array, Array]]:
-        """The dense layers of a Sequential module, which are every second one of its modules; CrossQ has a batch
-        renormalization in front of each. Linear policies of ARS once had a layer of the module's name."""
+        """Return the dense layers of a Sequential module.
+
+        They are every second module; CrossQ has a batch renormalization in front of each. Linear policies of ARS once
+        had a layer with the module's own name.
+        """
         if f"{prefix}.weight" in self.state:
             return [self.layer(prefix, 2)]
         pattern = re.compile(rf"{re.escape(prefix)}\.([0-9]{{1,6}})\.weight")
@@ -128,12 +131,13 @@ class Parameters:
         return [self.layer(f"{prefix}.{place}", 2) for place in places]
 
     def refuse_others(self, ignored: tuple[str, ...]) -> None:
-        """Raises for a parameter that was not taken and whose prefix is not among `ignored`."""
+        """Raise CustomError for a parameter that was not taken and does not start with one of the `ignored`
+        prefixes."""
         for name in self.state:
             if name not in self.taken and not name.startswith(ignored):
                 kind = "recurrent" if re.search(r"_[ih]h_l\d", name) else "custom"
                 raise CustomError(
-                    f"parameter {name[:80]!r} belongs to no network that is known; the policy is a {kind} one"
+                    f"parameter {name[:80]!r} does not belong to a known network; the policy is a {kind} one"
                 )
 
 
@@ -145,10 +149,17 @@ def network(
     *,
     gsde: bool,
 ) -> list[Op]:
-    """Operators from the features extractor to the actor's output, before any tanh.
+    """Return the operators from the features extractor to the actor's output, before any tanh.
 
-    parts: what it reads, as of `observation.front`. kwargs: the policy's keyword arguments, classes as the text that
-    Python prints for them. gsde: state-dependent exploration, which bounds the mean of a SAC actor.
+    Args:
+        parameters: Tensors of the policy; those that are used are taken.
+        layout: Names of the actor's modules.
+        parts: Values that the network reads, from `observation.front`.
+        kwargs: Keyword arguments of the policy; classes are text as Python prints them.
+        gsde: State-dependent exploration, which bounds the mean of a SAC actor.
+
+    Raises:
+        QuarlError: A parameter is missing, damaged or belongs to a custom network.
     """
     ops: list[Op] = []
     extractor = _class(kwargs, "features_extractor_class", EXTRACTORS_IN)
@@ -199,7 +210,7 @@ def _nature_cnn(parameters: Parameters, prefix: str, source: str) -> list[Op]:
 
 
 def _class(kwargs: Mapping[str, Any], key: str, module: str) -> str | None:
-    """The class's name in an entry such as "<class 'torch.nn.modules.activation.ReLU'>"; None where there is none."""
+    """Return the class name in an entry such as "<class 'torch.nn.modules.activation.ReLU'>"; None if there is none."""
     if kwargs.get(key) is None:
         return None
     match = re.fullmatch(_VALUE.format(module), str(kwargs[key])[:200])

@@ -1,4 +1,4 @@
-"""Which file of VecNormalize's statistics an agent observed with: found by contents, whatever the file is called."""
+"""Choice of the VecNormalize statistics that an agent observed with, recognized by contents, not by file name."""
 
 from __future__ import annotations
 
@@ -16,33 +16,35 @@ from quarl.readers.normalizer import read_vecnormalize
 from quarl.readers.plain_spaces import Box, Dict, from_blob, from_inert
 
 NAMES = ("vec_normalize.pkl", "vecnormalize.pkl")
-"""As the zoo calls the file, on the hub and in a run's folder."""
+"""The zoo's names of the file, on the hub and in the folder of a run."""
 RUNNING = "obs_rms.pkl"
-"""The zoo of Stable-Baselines 2 saved the statistics alone."""
+"""Plain statistics, as saved by the zoo of Stable-Baselines 2."""
 WORDS = {"vec", "normalize", "vecnormalize", "norm", "vecnorm", "env", "venv", "obs", "rms", "stats", "model"}
-"""Parts of file names that do not say whose the statistics are."""
+"""Parts of file names that do not identify the agent of the statistics."""
 PICKLE_START = 2**8
-"""Bytes in which a pickle names its VecNormalize."""
+"""Number of bytes within which a pickle names its VecNormalize."""
 _CALLED = re.compile(r"vec_?norm.*\.pkl", re.IGNORECASE)
-"""What is called so is read or refused, whatever it holds: the pointer of a file that was not fetched, for one."""
+"""Files with such names are read or refused whatever they contain, even the pointer of a file that was not fetched."""
 _PICKLED = re.compile(
     rb"(?s)(\x80.)?(\x95.{8})?(ccopy_reg\n_reconstructor\n.{1,4}?\()?(c|\x8c.)[\w.]+(\n|\x94?\x8c.)\w*VecNormalize"
 )
-"""How a pickle of a VecNormalize begins, in protocols 0 to 5: with the module and the name of the class."""
+"""Start of a pickled VecNormalize in protocols 0 to 5: the module and the name of the class."""
 
 
 def own_statistics(model: Path) -> Path:
-    """Where statistics lie that belong to the agent `model` and to no other of its run."""
+    """Return the path of statistics that belong to the agent `model` and to no other agent of its run."""
     return model.with_name(f"{model.stem}_vecnormalize.pkl")
 
 
 def choose(model: Path, settings: Sequence[Path]) -> Path | None:
-    """The file of statistics that the agent `model` observed with; None where none lies there that may be its.
+    """Return the file of statistics that the agent `model` observed with; None if no file there may be its own.
 
-    settings: folders that belong to its run, whose statistics are the run's newest: those called after the agent come
-    first. Elsewhere an agent alone has the one file beside it, or in the folder above where no other agent lies in
-    either. Among several, names pair them, as Stable-Baselines3's callbacks make them: PREFIX_N_steps.zip with
-    PREFIX_vecnormalize_N_steps.pkl. QuarlError where that leaves a choice: another's statistics change actions.
+    Folders in `settings` belong to its run and hold the newest statistics of the run. Files named after the agent take
+    precedence. Elsewhere, a lone agent has the one file beside it, or in the folder above if neither folder has another
+    agent. If there are several, names pair them, as Stable-Baselines3's callbacks name them: PREFIX_N_steps.zip with
+    PREFIX_vecnormalize_N_steps.pkl.
+
+    Raises QuarlError if several files remain, because the statistics of another agent would change the actions.
     """
     if own_statistics(model).exists():
         return own_statistics(model)
@@ -60,32 +62,36 @@ def choose(model: Path, settings: Sequence[Path]) -> Path | None:
 
 
 def _of_several(model: Path, files: list[Path], agents: list[Path]) -> Path | None:
-    """The one of `files` that is called after no other agent, where no other agent may have observed with it too."""
+    """Return the one of `files` that is not named after another agent, unless another agent may have used it too."""
     subjects, paired = {_subject(agent) for agent in agents} - {()}, {_subject(file) for file in files} - {()}
     left = [file for file in files if _subject(file) not in subjects]
-    if model.stem == "best_model" and not left:  # EvalCallback saves none: those of the run are of other moments
+    if model.stem == "best_model" and not left:  # EvalCallback saves none: the run's are from other moments
         left, paired = files, set()
     return _one(model, left, [agent for agent in agents if _subject(agent) not in paired])
 
 
 def _one(model: Path, files: list[Path], others: list[Path]) -> Path | None:
-    """Return the only file that fits the model and no other agent by its shape; None if there is none."""
+    """Return the only file whose shape fits the model and no other agent; None if there is none."""
     if len(files) + len(others) > 1:
         files = [file for file in files if _may_fit(model, file)]
         others = [agent for agent in others if any(_may_fit(agent, file) for file in files)]
     if not files or (len(files) == 1 and not others):
         return files[0] if files else None
     names, beside = ", ".join(map(str, files[:4])), ", ".join(path.name for path in others[:4])
-    cause = f"{names} lies beside {beside} too, so whose it is" if others else f"which of {names} is {model.name}'s"
+    cause = (
+        f"the statistics {names} may also belong to {beside}"
+        if others
+        else f"several files may be the statistics of {model.name}: {names}"
+    )
     raise QuarlError(
-        f"{cause} is not known: say --normalize FILE or --normalize none, or call it {own_statistics(model).name}"
+        f"{cause}; choose with --normalize FILE or --normalize none, or rename one to {own_statistics(model).name}"
     )
 
 
 def _may_fit(agent: Path, file: Path) -> bool:
-    """Return whether the shape of the statistics is that of the agent's observations, or of one of several stacked.
+    """Return whether the statistics have the shape of the agent's observations, or of one of several stacked.
 
-    True if either cannot be read here: whoever reads it raises the error.
+    True if either cannot be read here: its reader raises the error later.
     """
     with contextlib.suppress(QuarlError, LookupError, TypeError):
         running, where = read_vecnormalize(file), str(agent)
@@ -108,12 +114,12 @@ def _may_fit(agent: Path, file: Path) -> bool:
 
 
 def _subject(path: Path) -> tuple[str, ...]:
-    """What a name says besides that it is an agent or statistics: rl, 500, steps of rl_model_vecnormalize_500_steps."""
+    """Return the words of a name that identify it: rl, 500, steps for rl_model_vecnormalize_500_steps."""
     return tuple(word for word in re.split(r"[_. -]+", path.stem.lower()) if word not in WORDS)
 
 
 def _statistics(folder: Path) -> list[Path]:
-    """Files of VecNormalize's statistics in the folder."""
+    """Return the files of VecNormalize's statistics in the folder."""
     files = _files(folder)
     pickled = [path for path in files if _CALLED.search(path.name) or _PICKLED.match(Opened(path).start[:PICKLE_START])]
     return pickled or [path for path in files if path.name == RUNNING]

@@ -19,17 +19,17 @@ from quarl.inert.zip import MAX_MEMBERS, unpack
 from quarl.policy.container import LENGTH_BYTES, Bytes
 
 MAX_NESTING = 4
-"""Dicts in dicts that are searched: a checkpoint has its state dict in the first or second."""
+"""Levels of nested dicts that are searched; a checkpoint has its state dict in the first or second."""
 LEGACY_START, LEGACY_VERSION = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", 1001
-"""What files before PyTorch 1.6 begin with, after the pickle's protocol: a number, 0x1950a86a20f9469cfc6c, as magic."""
+"""Start of files before PyTorch 1.6, after the pickle's protocol: the number 0x1950a86a20f9469cfc6c as magic."""
 MAX_INDEX = 2**40
-"""Of a number in a storage: numbers out of a file are not multiplied before they are known to be of a size."""
+"""Largest index into a storage: numbers from a file are only multiplied after a check of their size."""
 PROGRAMS = {
     "/constants.pkl": "TorchScript",
     "/archive_format": "a program of torch.export",
     "serialized_exported_program.json": "a program of torch.export",
 }
-"""What a zip is that has a member of which the name ends so; the last is how PyTorch wrote .pt2 files before 2.8."""
+"""Kinds of programs by the ending of a zip member's name; the last is how PyTorch wrote .pt2 files before 2.8."""
 _NAMES = re.compile(
     r"collections OrderedDict"
     r"|torch (Size|device|\w+Storage|bool|(u?int|float|bfloat|complex)\w+)"
@@ -37,7 +37,7 @@ _NAMES = re.compile(
     r"|torch\._utils _rebuild_(parameter(_with_state)?|tensor(_v[23])?|sparse_tensor)"
     r"|torch\.serialization _get_layout"
 )
-"""What state dicts name."""
+"""Globals that state dicts name."""
 _REBUILD = "torch._utils._rebuild_"
 _TYPES: Mapping[str, Any] = {
     **{"float": np.float32, "double": np.float64, "half": np.float16, "bfloat16": ml_dtypes.bfloat16},
@@ -46,14 +46,14 @@ _TYPES: Mapping[str, Any] = {
     **{f"{kind}int{bits}": np.dtype(f"{kind or 'i'}{bits // 8}") for bits in (8, 16, 32, 64) for kind in ("", "u")},
     **{name: getattr(ml_dtypes, name) for name in ("float8_e4m3fn", "float8_e5m2")},
 }
-"""By PyTorch's names of number types, and of storages without "Storage"."""
+"""numpy types by PyTorch's names of number types, and of storages without "Storage"."""
 
 
 def read_tensors(data: bytes, where: str) -> dict[str, Array]:
-    """float32 (or integer) arrays of the state dict that `data`, the bytes of a .pth file, holds.
+    """Return the float32 (or integer) arrays of the state dict in `data`, the bytes of a .pth file.
 
-    Floating tensors come out as float32. Raises QuarlError for a damaged file and for anything but a flat dict of
-    dense tensors; `where` names the file.
+    Floating tensors come out as float32. Raises QuarlError for a damaged file and for anything but a flat dict of dense
+    tensors; `where` names the file.
     """
     with reading(where):
         state, storages = _load(data, where)
@@ -63,7 +63,8 @@ def read_tensors(data: bytes, where: str) -> dict[str, Array]:
 
 
 def read_nested(data: bytes, where: str) -> dict[str, Array]:
-    """The same of a checkpoint: tensors of dicts in dicts, their names joined with dots; the rest is left out."""
+    """Return the arrays of a checkpoint: tensors of nested dicts, with names joined by dots; other entries are left
+    out."""
     with reading(where):
         state, storages = _load(data, where)
         if not isinstance(state, dict):
@@ -73,7 +74,7 @@ def read_nested(data: bytes, where: str) -> dict[str, Array]:
 
 
 def program(members: Collection[str]) -> str:
-    """What is said of a zip with these members that holds a program, which can only be run; "" of others."""
+    """Return an error text if a zip with these members holds a program, which can only be run; "" otherwise."""
     kind = next((kind for end, kind in PROGRAMS.items() if any(name.endswith(end) for name in members)), "")
     way = "give its nn.Module to quarl.from_module, or to torch.onnx.export, whose file quarl inspect reads"
     return kind and f"is {kind}, whose code is never run: {way}"
@@ -97,7 +98,7 @@ def _arrays(entries: Iterable[tuple[str, Any]], storages: Mapping[str, Bytes], w
 
 
 def _entries(state: dict[Any, Any], prefix: str, levels: int) -> Iterator[tuple[str, Any]]:
-    """Every (name, value) of a dict and of those in it, dicts themselves too; keys are text or small numbers."""
+    """Yield every (name, value) of a dict and its nested dicts, including the dicts; keys are text or small numbers."""
     for key, value in state.items():
         current().parse()  # a small file can name one dict many times, each time inside another
         if isinstance(key, str) or (type(key) is int and abs(key) < 2**31):
@@ -108,12 +109,12 @@ def _entries(state: dict[Any, Any], prefix: str, levels: int) -> Iterator[tuple[
 
 
 def _load(data: bytes, where: str) -> tuple[Any, Mapping[str, Bytes]]:
-    """What the file's pickle describes, its tensors inert, and the numbers of storages by their keys."""
+    """Return the content of the file's pickle, with inert tensors, and the bytes of storages by their keys."""
     if not data.startswith(b"PK"):
         try:
             return _load_legacy(data, where)
         except Malformed as error:
-            raise QuarlError(f"{where} is no zip, and as a file of PyTorch older than 1.6 damaged: {error}") from None
+            raise QuarlError(f"{where} is not a zip, and damaged as a file of PyTorch before 1.6: {error}") from None
     members = unpack(data, where)
     if said := program(members):
         raise UnsupportedError(f"{where} {said}")
@@ -133,7 +134,7 @@ def _load(data: bytes, where: str) -> tuple[Any, Mapping[str, Bytes]]:
 
 
 def _load_legacy(data: bytes, where: str) -> tuple[Any, Mapping[str, Bytes]]:
-    """`_load` of the format before PyTorch 1.6: five pickles, then each storage as its length and its numbers."""
+    """Load the format before PyTorch 1.6: five pickles, then each storage as its length and its numbers."""
     file, beside = io.BytesIO(data), list[Any]()
     file.seek(2 + len(LEGACY_START))
     if not data.startswith(LEGACY_START, 2) or interpret(file, where, _NAMES) != LEGACY_VERSION:
@@ -157,15 +158,15 @@ def _load_legacy(data: bytes, where: str) -> tuple[Any, Mapping[str, Bytes]]:
 
 
 def _dtype(kind: Any) -> np.dtype[Any] | None:
-    """Of what PyTorch calls a type of number, or a storage of them; None where no policy has such."""
+    """Return the type for PyTorch's name of a number type or of a storage; None if policies do not use it."""
     dtype = _TYPES.get(kind.name.removesuffix("Storage").lower()) if isinstance(kind, Inert) else None
     return None if dtype is None else np.dtype(dtype)
 
 
 def _array(value: Any, storages: Mapping[str, Bytes], where: str) -> Array:
-    """The numbers of a dense tensor; every number that describes it comes from the file."""
+    """Return the numbers of a dense tensor; every number that describes it comes from the file."""
     if isinstance(value, Inert) and value.path.startswith(f"{_REBUILD}parameter") and value.args:
-        value = value.args[0]  # whatever state a parameter had besides
+        value = value.args[0]  # ignore the other state of a parameter
     if not _is_tensor(value):
         raise QuarlError(f"{where} is a {_kind(value)}, not a tensor")
     if not value.path.startswith(f"{_REBUILD}tensor") or len(value.args) < 4:

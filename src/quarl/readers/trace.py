@@ -1,5 +1,8 @@
-"""Operators of an nn.Module, through torch.export: each ATen call becomes one operator of the closed set, or a part of
-one: what constants do to a layer's output goes into the layer."""
+"""Operators of an nn.Module, through torch.export.
+
+Each ATen call becomes one operator of the closed set, or part of one: constant factors and offsets of a layer's output
+go into the layer.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +39,9 @@ from quarl.readers.sb3_network import bare
 BATCH = 2
 """Rows of the example: more than one, so that an operator that mixes rows shows in its output's shape."""
 MAX_REDUCED = 2048
-"""Numbers of a value whose sum or mean becomes a layer."""
+"""Largest number of elements whose sum or mean becomes a layer."""
 Value = str | Elementwise | Layer
-"""A value's name in the graph, or what it is of one, as long as no operator reads it."""
+"""A value's name in the graph, or its affine form while no operator reads it."""
 
 
 def trace(
@@ -50,17 +53,21 @@ def trace(
     scores: bool = False,
     output: int | None = None,
 ) -> list[Op]:
-    """The operators that compute `module(x, ...)` for values x [B, *shape] of the given dtype.
-
-    values: (name, shape) of each.
+    """Return the operators that compute `module(x, ...)` for values x [B, *shape] of the given dtype.
 
     Layers are named after the module that owns their weight ("q_net.q_net.0"), other operators after the value they
-    read ("q_net.q_net.0.relu"). named_by: the part of `module` from which names start, if not from `module` itself.
-    scores: the output scores actions, so that a softmax at the end is left out. output: place of the policy's output
-    among the tensors that the module returns, from 0.
-    The module is traced in evaluation mode and left as it was found; weights are copied.
+    read ("q_net.q_net.0.relu"). The module is traced in evaluation mode and restored afterwards; weights are copied.
 
-    Raises UnsupportedError naming the first operator outside the set and the module that calls it.
+    Args:
+        module: The network.
+        values: (name, shape) of each input.
+        dtype: Number type of the inputs.
+        named_by: Part of `module` at which names start; None for `module` itself.
+        scores: The output scores actions, so a final softmax is left out.
+        output: Index of the policy's output among the returned tensors, from 0.
+
+    Raises:
+        UnsupportedError: Names the first operator outside the set and the module that calls it.
     """
     device = next((p.device for p in module.parameters()), torch.device("cpu"))
     names, shapes = zip(*values, strict=True)
@@ -85,19 +92,19 @@ class _Translation:
     ) -> None:
         self.nodes = list(aten.inlined(exported.graph_module).nodes)
         self.values: dict[str, Value | tuple[Value, ...]] = {}
-        """Ours by torch's node names."""
+        """Values by torch's node names."""
         self.operators: dict[str, Op] = {}
         self.shapes = dict(sources)
-        """Of values in the graph, by name; torch's may have other axes around the same numbers."""
+        """Shapes of values in the graph, by name; torch's may have other axes around the same numbers."""
         self.behind: set[str] = set()
-        """Names of values that layers have a part in."""
+        """Names of values that depend on a layer."""
         self.sources, self.scores = iter(sources), scores
         signature = exported.graph_signature
         stored: Mapping[str, Any] = {**exported.state_dict, **exported.constants}
         weights = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
         targets = {**weights, **signature.inputs_to_lifted_tensor_constants}
         self.tensors = {node: (first.get(id(stored[name]), name), stored[name]) for node, name in targets.items()}
-        """(dotted name, tensor) of parameters, buffers and constants, and what is computed of them, by node name."""
+        """(dotted name, tensor) of parameters, buffers, constants and results computed from them, by node name."""
 
     def ops(self, chosen: int | None) -> list[Op]:
         """Return the operators on the way to the chosen output of the module, in order."""
@@ -119,7 +126,7 @@ class _Translation:
         return [op for op in self.operators.values() if op.name in needed]
 
     def call(self, node: torch.fx.Node) -> None:
-        """Adds the operator that `node` calls, or keeps what becomes a part of one."""
+        """Add the operator that `node` calls, or keep the value for folding into one."""
         kind = aten.kind(node)
         if kind.startswith("_assert") or self.computes_constant(node, kind):
             return
@@ -133,7 +140,8 @@ class _Translation:
         self.values[node.name] = self.translate(node, kind)
 
     def computes_constant(self, node: torch.fx.Node, kind: str) -> bool:
-        """Whether the call is of constants alone, which are then computed; random numbers are none."""
+        """Return whether the call depends on constants only, and compute it if so; random numbers do not count as
+        constants."""
         tags = getattr(node.target, "tags", ())
         inputs = [source.name for source in node.all_input_nodes]
         if torch.Tag.nondeterministic_seeded in tags or any(name not in self.tensors for name in inputs):
@@ -145,7 +153,7 @@ class _Translation:
         return True
 
     def add(self, *ops: Op) -> str:
-        """The name of the value that a chain of operators ends in."""
+        """Add a chain of operators; return the name of its last value."""
         name = ""
         for op in ops:
             made, number = replace(op, inputs=(name,)) if name else op, 2
@@ -159,7 +167,7 @@ class _Translation:
         return name
 
     def translate(self, node: torch.fx.Node, kind: str) -> Value | tuple[Value, ...]:
-        """What the call makes."""
+        """Return the result of the call."""
         given, dtype = aten.arguments(node), aten.tensors(node)[0].dtype
         if kind == "getitem":
             pieces: Any = self.values[node.args[0].name]  # type: ignore[union-attr,index]
@@ -208,7 +216,7 @@ class _Translation:
         raise aten.refusal(node, f"it is not in the operator set; {aten.instead(kind)}")
 
     def arithmetic(self, node: torch.fx.Node, kind: str, given: Mapping[str, Any]) -> Value:
-        """A sum, difference, product or quotient of a value and a constant, or the sum of two values."""
+        """Return a sum, difference, product or quotient of a value and a constant, or the sum of two values."""
         left, right, alpha = given["self"], given["other"], given.get("alpha", 1)
         if kind == "rsub":
             left, right, kind = right, left, "sub"
@@ -228,7 +236,7 @@ class _Translation:
         return self.affine(node, x, *((sign, constant) if b is None else (np.ones(()), sign * constant)))
 
     def affine(self, node: torch.fx.Node, x: Value, factor: Array, offset: Array) -> Value:
-        """The value times `factor`, plus `offset`; numbers, or of the result's shape."""
+        """Return the value times `factor` plus `offset`, which are numbers or have the result's shape."""
         if isinstance(x, Layer):
             if (changed := x.affine(factor, offset, aten.shape(node))) is not None:
                 return changed
@@ -239,7 +247,7 @@ class _Translation:
         return x.affine(factor, offset)
 
     def sum(self, node: torch.fx.Node, left: Any, right: Any, sign: Array) -> Value:
-        """left + sign * right; of what one dense layer makes, another layer."""
+        """Return left + sign * right; two results of one dense layer become another layer."""
         a, b, shape = self.read(node, left), self.read(node, right), aten.shape(node)
         if isinstance(a, Layer) and isinstance(b, Layer) and isinstance(a.op, Dense) and _call(a) == _call(b):
             return replace(a, rows=aligned(a.rows, shape) + sign * aligned(b.rows, shape))
@@ -252,14 +260,14 @@ class _Translation:
         return self.add(Add(f"{names[0]}.add", names))
 
     def part(self, node: torch.fx.Node, kind: str, x: Value, given: Mapping[str, Any]) -> Value | tuple[Value, ...]:
-        """Parts, sums and means of a value: of a dense layer's rows they are rows of another layer."""
+        """Return parts, sums and means of a value; for a dense layer they are rows of another layer."""
         before = aten.shape(node.args[0])
         if isinstance(x, Layer) and not isinstance(x.op, Conv2d):
             layer, rows = x, x.rows
         elif kind in aten.PARTS:
             return self.slices(node, before)
         elif (size := math.prod(before)) > MAX_REDUCED:
-            raise aten.refusal(node, f"it adds more than {MAX_REDUCED:,} numbers that no layer makes")
+            raise aten.refusal(node, f"it adds more than {MAX_REDUCED:,} numbers that are not outputs of a layer")
         else:
             read = x if isinstance(x, Elementwise) else Elementwise(self.made(x))
             name = self.shaped(read.source, (size,))
@@ -270,7 +278,7 @@ class _Translation:
         return tuple(pieces) if isinstance(node.meta["val"], list | tuple) else pieces[0]
 
     def slices(self, node: torch.fx.Node, before: Shape) -> str | tuple[str, ...]:
-        """Numbers of a value that follow each other."""
+        """Return consecutive elements of a value."""
         pieces = []
         for places in self.applied(node, np.arange(math.prod(before), dtype=np.float64).reshape(1, *before)):
             flat = places.reshape(-1).astype(int)
@@ -283,7 +291,7 @@ class _Translation:
         return tuple(pieces) if isinstance(node.meta["val"], list | tuple) else pieces[0]
 
     def applied(self, node: torch.fx.Node, rows: Array) -> list[Array]:
-        """What the call makes of other rows than the module's [N, *shape], each of its results."""
+        """Apply the call to other rows than the module's [N, *shape]; return each of its results."""
         target: Any = node.target
         made = target(torch.from_numpy(np.ascontiguousarray(rows)), *node.args[1:], **node.kwargs)
         results = [made] if isinstance(made, torch.Tensor) else list(made)
@@ -293,10 +301,10 @@ class _Translation:
         return [result.numpy() for result in results]
 
     def batch_norm(self, node: torch.fx.Node, x: Value, given: Mapping[str, Any]) -> Value:
-        """The statistics of training, as factors and offsets of channels."""
+        """Return the normalization by the statistics of training, as factors and offsets of channels."""
         stored = [self.tensor(given[name]) for name in ("running_mean", "running_var", "weight", "bias")]
         if given["training"] or stored[0] is None or stored[1] is None:
-            raise aten.refusal(node, "it normalises by the rows of a batch; a policy sees one: use running statistics")
+            raise aten.refusal(node, "it normalizes over the batch, but a policy sees one row: use running statistics")
         mean, variance, weight, bias = (entry and entry[1].astype(np.float64) for entry in stored)
         factor = (1.0 if weight is None else weight) / np.sqrt(variance + given["eps"])
         offset = (0.0 if bias is None else bias) - mean * factor
@@ -304,7 +312,7 @@ class _Translation:
         return self.affine(node, x, *(np.broadcast_to(n.reshape(along), aten.shape(node)) for n in (factor, offset)))
 
     def clip(self, node: torch.fx.Node, x: Value, ends: list[Any]) -> str:
-        """A value between two numbers; statistics before it clip themselves."""
+        """Add a clip to two bounds; statistics in front of it clip themselves."""
         numbers = []
         for end, missing in zip(ends, (-math.inf, math.inf), strict=True):
             constant = np.asarray(missing) if end is None else self.constant(node, end)
@@ -313,7 +321,7 @@ class _Translation:
             numbers.append(float(constant.flat[0]))
         low, high = numbers
         if not low < high:
-            raise aten.refusal(node, f"nothing is between its bounds {low} and {high}")
+            raise aten.refusal(node, f"its bounds {low} and {high} leave no number between them")
         if 0 < high == -low < math.inf:
             read = x if isinstance(x, Elementwise) else Elementwise(self.value(node, node.args[0]))
             if np.all(np.asarray(read.factor) > 0):
@@ -322,10 +330,10 @@ class _Translation:
         return self.add(Activation(f"{name}.clip", (name,), "clip", (low, high)))
 
     def layer(self, node: torch.fx.Node, kind: str, x: Value, given: Mapping[str, Any]) -> Value:
-        """Dense or Conv2d; a convolution along one axis is one of images of one row."""
+        """Return a Dense or Conv2d layer; a convolution along one axis reads images with one row."""
         stored, stored_bias = self.tensor(given["weight"]), self.tensor(given["bias"])
         if stored is None or (stored_bias is None and given["bias"] is not None):
-            raise aten.refusal(node, "its weight or bias is no parameter of the module")
+            raise aten.refusal(node, "its weight or bias is not a parameter of the module")
         name, weight = stored[0].removesuffix(".weight"), stored[1]
         bias = np.zeros(weight.shape[0], np.float32) if stored_bias is None else stored_bias[1]
         shape = aten.shape(node.args[0])
@@ -349,10 +357,10 @@ class _Translation:
         return layer if folds else self.made(layer)
 
     def layer_norm(self, node: torch.fx.Node, given: Mapping[str, Any]) -> str:
-        """LayerNorm over the last axis, whose gain and offset may be missing."""
+        """Add a LayerNorm over the last axis; its gain and offset may be missing."""
         shape = aten.shape(node)
         if len(given["normalized_shape"]) != 1:
-            raise aten.refusal(node, "it normalises over several axes; only the last one is supported")
+            raise aten.refusal(node, "it normalizes over several axes; only the last one is supported")
         x = self.shaped(self.value(node, node.args[0]), shape)
         gain, offset = self.tensor(given["weight"]), self.tensor(given["bias"])
         name = f"{x}.norm" if gain is None else gain[0].removesuffix(".weight")
@@ -361,7 +369,7 @@ class _Translation:
         return self.add(LayerNorm(name, (x,), weight, bias, float(given["eps"])))
 
     def pool(self, node: torch.fx.Node, kind: str, given: Mapping[str, Any]) -> str:
-        """Add a Pool2d of an image; pooling along one axis is that of an image of one row."""
+        """Add a Pool2d of an image; pooling along one axis reads an image with one row."""
         image = aten.shape(node.args[0])
         whole = kind.startswith("adaptive_avg_pool") and set(aten.shape(node)[1:]) == {1}
         options = {"kernel_size": image[1:], "stride": 1, "padding": 0} if whole else given
@@ -379,7 +387,7 @@ class _Translation:
         return self.add(Pool2d(f"{x}.{name}", (x,), name, kernel, stride or kernel, padding))
 
     def concat(self, node: torch.fx.Node, given: Mapping[str, Any]) -> str:
-        """The values side by side."""
+        """Add a Concat of the values."""
         if given["dim"] not in (-1, len(aten.shape(node))):
             raise aten.refusal(node, "it does not join along the last axis")
         if any(getattr(part, "name", "") not in self.values for part in given["tensors"]):
@@ -388,20 +396,20 @@ class _Translation:
         return self.add(Concat(f"{names[0]}.concat", names))
 
     def read(self, node: torch.fx.Node, argument: Any) -> Value:
-        """The value in an argument."""
+        """Return the value in an argument."""
         value = self.values.get(getattr(argument, "name", ""))
         if value is None or isinstance(value, tuple):
-            raise aten.refusal(node, "one of its inputs is a constant, or made by an operator that is not followed")
+            raise aten.refusal(node, "one of its inputs is a constant, or the result of an unsupported operator")
         return value
 
     def value(self, node: torch.fx.Node, argument: Any) -> str:
-        """The name of the value in an argument, whose operator is made now if it was not."""
+        """Return the name of the value in an argument; its operator is added now if it is still missing."""
         value = self.read(node, argument)
         self.values[argument.name] = name = self.made(value)
         return name
 
     def made(self, value: Value) -> str:
-        """The name of a value."""
+        """Return the name of a value, after adding its operators."""
         if isinstance(value, str):
             return value
         if isinstance(value, Layer):
@@ -409,20 +417,21 @@ class _Translation:
         return self.add(*value.ops(self.shapes[value.source])) or value.source
 
     def shaped(self, x: str, shape: Shape) -> str:
-        """The name of the value x with its numbers in these axes."""
+        """Return the name of the value x with its numbers in these axes."""
         if len(self.shapes[x]) > 1 and self.shapes[x] != shape:
             x = self.add(Flatten(f"{x}.flatten", (x,)))
         return x if self.shapes[x] == shape else self.add(Slice(f"{x}.shaped", (x,), 0, shape))
 
     def tensor(self, argument: Any) -> tuple[str, Array] | None:
-        """(dotted name, copy in float32) of the parameter, buffer or constant in an argument; None where it is none."""
+        """Return (dotted name, float32 copy) of the tensor in an argument; None if it is not a parameter, buffer or
+        constant."""
         if not isinstance(argument, torch.fx.Node) or argument.name not in self.tensors:
             return None
         name, tensor = self.tensors[argument.name]
         return name, tensor.detach().to("cpu", torch.float32, copy=True).contiguous().numpy()
 
     def constant(self, node: torch.fx.Node, argument: Any) -> Array | None:
-        """float64 [] or [*shape of the node's result]: the constant in an argument; None where it is a value."""
+        """Return the constant in an argument, float64 [] or [*shape of the node's result]; None if it is a value."""
         if isinstance(argument, int | float):
             return np.asarray(argument, np.float64)
         if not isinstance(argument, torch.fx.Node) or argument.name not in self.tensors:
@@ -439,5 +448,5 @@ class _Translation:
 
 
 def _call(layer: Layer) -> tuple[Any, ...]:
-    """Which layer reads what."""
+    """Return the name and the inputs of the layer."""
     return layer.op.name, layer.op.inputs

@@ -1,4 +1,4 @@
-"""What RL Zoo's files beside an agent say of it: its environment, wrappers and observation statistics."""
+"""RL Zoo's files beside an agent: its environment, wrappers and observation statistics."""
 
 from __future__ import annotations
 
@@ -21,32 +21,39 @@ from quarl.readers.normalizer import Statistics, read_vecnormalize
 from quarl.readers.sb3_network import LAYOUTS, ON_POLICY
 
 NONE = "none"
-"""What stands for no statistics where a file of them may be named."""
+"""Word that selects no statistics in place of a file."""
 Wrappers = tuple[tuple[str, Mapping[str, Any]], ...]
-"""(dotted class name, arguments) of each, the outermost last."""
+"""(dotted class name, arguments) of each wrapper, the outermost last."""
 MAX_FRAMES = 1_000
-"""Of a stack: numbers out of a file are of a size."""
+"""Largest number of stacked frames: numbers from a file are bounded."""
 _SAMPLED = re.compile(r"NoFrameskip-|^ALE[/-]|^(MiniGrid|BabyAI)-")
 VEC_FRAME_STACK = "stable_baselines3.common.vec_env.VecFrameStack"
 PREPROCESSING: dict[str, Any] = {
     "env_wrapper": ["stable_baselines3.common.atari_wrappers.AtariWrapper"],
     "frame_stack": 4,
 }
-"""Of Atari games, whatever is tuned for them."""
+"""Settings of all Atari games, whatever was tuned for them."""
 
 
 def read_settings(
     model: Path, normalize: str | Path | None = None, frame_stack: int | None = None
 ) -> tuple[Provenance, Statistics | None]:
-    """(the training environment of the agent `model`, as far as files beside it tell; the statistics that it observed
-    with, of the wrapped environment's raw observation before frame stacking).
+    """Return the training environment of the agent `model`, as far as files beside it describe it, and its statistics.
 
-    normalize, frame_stack: as of `load.read`.
+    The statistics are those of the wrapped environment's raw observation before frame stacking.
+
+    Args:
+        model: The agent's file.
+        normalize: As in `load.read`.
+        frame_stack: As in `load.read`.
+
+    Raises:
+        QuarlError: A file beside the agent is damaged, or the statistics are missing or ambiguous.
     """
     beside = find.settings_folder(model)
     file, reason = find_statistics(model, beside, normalize)
     operator = read_vecnormalize(file) if file else None
-    reason = str(file) if operator else f"{file} normalises rewards only" if file else reason
+    reason = str(file) if operator else f"{file} normalizes rewards only" if file else reason
     reason = printable(reason)
     if beside is None:
         named = _environment(model.stem)
@@ -59,7 +66,7 @@ def read_settings(
     named = _environment(beside.name) if beside != model.parent else ""
     wrappers = wrappers_of(config, beside / "config.yml")
     if any(name.endswith(".NormalizeObservation") for name, _ in wrappers):
-        raise QuarlError(f"{beside / 'config.yml'} names NormalizeObservation, whose statistics no file keeps")
+        raise QuarlError(f"{beside / 'config.yml'} names NormalizeObservation, whose statistics are not in any file")
     environment = Provenance(
         env_id=_text(args.get("env") or named, beside / "args.yml", "env"),
         env_kwargs=_mapping(args.get("env_kwargs") or config.get("env_kwargs"), beside / "args.yml", "env_kwargs"),
@@ -72,14 +79,22 @@ def read_settings(
 def of_observation(
     normalize: Statistics, shape: tuple[int, ...], environment: Provenance
 ) -> tuple[Normalize, Provenance]:
-    """(the statistics of an observation of `shape`, the environment in which they hold).
+    """Return the statistics of an observation of `shape`, and the environment for which they hold.
 
-    RL Zoo stacks frames that are normalized already: a vector of frames has the statistics of one for each, and what
-    stands for frames before an episode, 0 there, is their mean here. QuarlError for statistics of anything else.
+    RL Zoo stacks frames that are already normalized. A vector of frames therefore has the statistics of one frame
+    repeated, and the padding before an episode, 0 there, is the mean here.
+
+    Args:
+        normalize: Statistics of one frame or of the whole observation.
+        shape: Shape of the observation.
+        environment: The training environment.
+
+    Raises:
+        QuarlError: The statistics belong to another observation.
     """
     if not isinstance(normalize, Normalize):
         raise QuarlError(
-            f"the statistics of {environment.statistics or 'VecNormalize'} are of a Dict, not of one array"
+            f"the statistics of {environment.statistics or 'VecNormalize'} belong to a Dict, not to one array"
         )
     mean, (*inside, (last, options)) = normalize.mean, environment.wrappers or (("", {}),)
     if mean.shape == shape:
@@ -88,8 +103,8 @@ def of_observation(
     if type(frames) is not int or mean.ndim != 1 or shape != (frames * mean.size,):
         raise QuarlError(
             f"the statistics of {environment.statistics or 'VecNormalize'} have shape {mean.shape}, but the policy "
-            f"observes {shape}: they are another's, or frames are "
-            "stacked: say --frame-stack N (frame_stack=N in Python)"
+            f"observes {shape}: they belong to another agent, or frames are "
+            "stacked: add --frame-stack N (frame_stack=N in Python)"
         )
     stack = (VEC_FRAME_STACK, {**options, "before": mean.tolist()})
     tiled = replace(normalize, mean=np.tile(mean, frames), variance=np.tile(normalize.variance, frames))
@@ -104,7 +119,7 @@ def find_statistics(model: Path, folder: Path | None, normalize: str | Path | No
     Args:
         model: The agent's file.
         folder: The folder of settings beside it, from `find.settings_folder`.
-        normalize: As of `load.read`.
+        normalize: As in `load.read`.
 
     Raises:
         QuarlError: The statistics are missing, or several files may be the agent's.
@@ -118,17 +133,17 @@ def find_statistics(model: Path, folder: Path | None, normalize: str | Path | No
     if chosen is None and wanted and vecnormalize_options(wanted, document).get("norm_obs", True):
         missing = (folder or model.parent) / "vecnormalize.pkl"
         raise QuarlError(
-            f"no file {missing}, but {document.name} says that observations were normalised; copy it there, or say "
+            f"no file {missing}, but according to {document.name} observations were normalized; copy it there, or add "
             "--normalize FILE"
         )
-    # The zoo of Stable-Baselines 2 saved them always, and applies them where its document says so or is not there.
+    # The zoo of Stable-Baselines 2 always saved them, and applies them if its document asks for it or is missing.
     if chosen and chosen.name == statistics.RUNNING and wanted is None and (chosen.parent / "config.yml").is_file():
         return None, f"{chosen.parent / 'config.yml'} does not say normalize, so {chosen.name} beside it is not applied"
     return chosen, ""
 
 
 def _wanted(model: Path, folder: Path | None) -> tuple[Any, Path]:
-    """(what the run's documents say of VecNormalize, None where nothing; the document that does)."""
+    """Return the `normalize` entry of the run's documents, None if there is none, and the document that has it."""
     places = dict.fromkeys((folder or model.parent, model.parent))
     for path in (place / name for place in places for name in ("config.yml", "args.yml")):
         # Alone beside the agent, it may be anything's.
@@ -142,31 +157,31 @@ def _wanted(model: Path, folder: Path | None) -> tuple[Any, Path]:
 
 
 def samples_actions(algo: str, env_id: str) -> bool:
-    """True where the zoo evaluates with sampled actions (`enjoy.py`): Atari and MiniGrid.
+    """Return True if the zoo evaluates with sampled actions (`enjoy.py`): Atari and MiniGrid.
 
-    Never for value-based agents: there it means epsilon-greedy, which is no property of the network.
+    False for value-based agents: there it means epsilon-greedy, which is not a property of the network.
     """
     return LAYOUTS[algo] is ON_POLICY and bool(_SAMPLED.search(env_id))
 
 
 def _environment(name: str) -> str:
-    """The environment that a file or folder is called after, as ENV or, on the hub, ALGO-ENV."""
+    """Return the environment that a file or folder is named after, as ENV or, on the hub, ALGO-ENV."""
     return re.sub(rf"^({'|'.join(LAYOUTS)})-", "", name)
 
 
 def vecnormalize_options(normalize: Any, path: Path) -> Mapping[str, Any]:
-    """VecNormalize's arguments: true, {...}, or either of the zoo's two spellings of a dict as text."""
+    """Return VecNormalize's arguments from true, {...}, or either of the zoo's two spellings of a dict as text."""
     if isinstance(normalize, bool | Mapping):
         return normalize if isinstance(normalize, Mapping) else {}
     with contextlib.suppress(ValueError):
         options = literals.read(str(normalize))
         if isinstance(options, dict):
             return options
-    raise QuarlError(f"{path}: normalize is {str(normalize)[:60]!r}; write true, false or a dict of plain values")
+    raise QuarlError(f"{path}: normalize is {str(normalize)[:60]!r}; write true, false or a dict of literals")
 
 
 def wrappers_of(config: Mapping[str, Any], path: Path) -> tuple[tuple[str, Mapping[str, Any]], ...]:
-    """env_wrapper, then vec_env_wrapper, then frame stacking: the order in which the zoo applies them."""
+    """Return env_wrapper, then vec_env_wrapper, then frame stacking: the order in which the zoo applies them."""
     wrappers: list[tuple[str, Mapping[str, Any]]] = []
     for key in ("env_wrapper", "vec_env_wrapper"):
         entries = config.get(key) or []
@@ -185,9 +200,9 @@ def wrappers_of(config: Mapping[str, Any], path: Path) -> tuple[tuple[str, Mappi
 
 
 def stacked(wrappers: Wrappers, frame_stack: int | None) -> Wrappers:
-    """Return the wrappers with so many frames stacked in place of what they say; 1 stacks none, None keeps them.
+    """Return the wrappers with `frame_stack` frames in place of their own number; 1 stacks none, None keeps them.
 
-    Raises QuarlError for another number than 1 to MAX_FRAMES.
+    Raises QuarlError for a number outside 1 to MAX_FRAMES.
     """
     if frame_stack is None:
         return wrappers

@@ -1,7 +1,7 @@
-"""Weights of files that hold no policy: safetensors, PyTorch, ONNX, TensorFlow Lite, frozen TensorFlow graphs.
+"""Weights of files without a policy: safetensors, PyTorch, ONNX, TensorFlow Lite, frozen TensorFlow graphs.
 
-Nothing says what such a network observes or how its output becomes an action, so it cannot be run; its weights can be
-looked at. Each reader gives layers with their outputs along axis 0, as a policy has them.
+Such a file does not describe the observation or the meaning of the output, so its network cannot be run; only its
+weights can be inspected. Each reader returns layers with their outputs along axis 0, like those of a policy.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from quarl.readers.torch_file import LEGACY_START, read_nested
 from quarl.readers.weights_only import named_tensors
 
 SUFFIXES = {".onnx": "onnx", ".pb": "frozen", ".pt": "torch", ".pth": "torch", ".ckpt": "torch", ".bin": "torch"}
-"""Readers by suffix, where the first bytes do not tell."""
+"""Readers by suffix, for files whose first bytes do not identify them."""
 NAMES = "a .safetensors, .pt, .onnx, .tflite or frozen TensorFlow .pb file"
 MAX_AXES = 8
 FORMATS = {
-    "onnx": ("a sound ONNX file", "export it again"),
-    "tflite": ("a sound .tflite file", "convert the model again"),
+    "onnx": ("a valid ONNX file", "export it again"),
+    "tflite": ("a valid .tflite file", "convert the model again"),
     "frozen": ("a frozen TensorFlow graph", "export the graph again"),
-    "safetensors": ("a whole safetensors file", "fetch it again"),
+    "safetensors": ("a complete safetensors file", "fetch it again"),
 }
-"""By reader, but for PyTorch's: what it reads, and what to do where a file is none."""
+"""Expected format and remedy of each reader, for files that it cannot parse; PyTorch's reader raises its own errors."""
 
 
 def recognise(path: Path | Opened) -> str:
@@ -57,9 +57,9 @@ def recognise(path: Path | Opened) -> str:
 
 
 def read_weights(path: Path | Opened, kind: str = "") -> tuple[LayerWeights, ...]:
-    """Return the layers of the file, in its order; QuarlError if it is damaged or holds no weights.
+    """Return the layers of the file in its order; raise QuarlError if it is damaged or holds no weights.
 
-    kind: The result of `recognise`, if it is known already.
+    kind: result of `recognise`, if it is known already.
     """
     file = Opened.at(path)
     kind = kind or recognise(file)
@@ -74,16 +74,17 @@ def read_weights(path: Path | Opened, kind: str = "") -> tuple[LayerWeights, ...
                 layers = importlib.import_module(f"{__name__}.{kind}").layers(data, file.path.parent)
         except QuarlError as error:
             raise error if str(error).startswith(str(path)) else type(error)(f"{path}: {error}") from None
-        except Exception as error:  # what broken files make libraries raise has no kind in common
+        except Exception as error:  # libraries raise many kinds of errors for broken files
             what, way = FORMATS[kind]
             raise QuarlError(f"{path} is not {what} ({first_line(error)[:100]}); {way}") from None
         return checked(layers, path)
 
 
 def read_model(path: Path | Opened) -> tuple[LayerWeights, ...]:
-    """Return every weight of a Stable-Baselines model, even if QuaRL cannot run its policy (a recurrent one, say).
+    """Return all weights of a Stable-Baselines model, even if QuaRL cannot run its policy (a recurrent one, for
+    example).
 
-    Those of critics and targets too, by the names in the zip or pickle.
+    They include critics and targets, with the names in the zip or pickle.
     """
     file = Opened.at(path)
     with reading(path):
@@ -94,32 +95,32 @@ def read_model(path: Path | Opened) -> tuple[LayerWeights, ...]:
 
 
 def checked(layers: Sequence[LayerWeights], path: str | Path | Opened) -> tuple[LayerWeights, ...]:
-    """The layers, if they can be looked at: some weights, not too many tensors, all numbers finite.
+    """Return the layers if they can be inspected: some weights, not too many tensors, all numbers finite.
 
-    Their names, which are the file's, become names that a terminal only shows.
+    Names come from the file; they are made safe to print on a terminal.
     """
     if not layers:
-        raise QuarlError(f"{path} holds no weights of layers, that is, no matrices of real numbers")
+        raise QuarlError(f"{path} holds no weights of layers (matrices of real numbers)")
     if len(layers) > MAX_MEMBERS:
-        raise QuarlError(f"{path} has {len(layers):,} layers, more than the {MAX_MEMBERS:,} that are read")
+        raise QuarlError(f"{path} has {len(layers):,} layers, more than the limit of {MAX_MEMBERS:,}")
     for layer in layers:
         if not 2 <= len(layer.weight.shape) <= MAX_AXES or layer.weight.size == 0:
             raise QuarlError(f"{path}: the weight of layer {layer.name[:80]!r} has shape {layer.weight.shape}")
         for array in (as_float32(layer.weight), layer.bias):
             if array is not None and not np.isfinite(array).all():
-                raise QuarlError(f"{path}: layer {layer.name[:80]!r} holds NaN or infinity; nothing can be said of it")
+                raise QuarlError(f"{path}: layer {layer.name[:80]!r} holds NaN or infinity; it cannot be measured")
     return tuple(replace(layer, name=printable(layer.name)) for layer in layers)
 
 
 def _is_artefact(path: Path) -> bool:
-    """True for a policy that QuaRL saved, sound or not: its reader knows best what is wrong with it."""
+    """Return True for a policy that QuaRL saved, intact or not: its own reader gives the better error."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         return artifact.FORMAT.encode() in file.read(min(length, artifact.SMALL))
 
 
 def _numbered(arrays: list[Array]) -> dict[str, Array]:
-    """Names for the nameless arrays of old files: a vector that follows a weight is its bias."""
+    """Return names for the nameless arrays of old files: a vector that follows a weight is its bias."""
     named: dict[str, Array] = {}
     weight = ""
     for number, array in enumerate(arrays):

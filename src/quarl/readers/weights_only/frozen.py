@@ -1,7 +1,7 @@
 """Layers of a frozen TensorFlow graph: a GraphDef, read as data without TensorFlow.
 
-Freezing turns a variable into a Const node "model/pi/w" and what read it into an Identity node "model/pi/w/read"; the
-operators that use it say which axis holds the outputs. Field numbers: tensorflow/core/framework/{graph, node_def,
+Freezing turns a variable into a Const node "model/pi/w" and its reader into an Identity node "model/pi/w/read". The
+operators that use it determine the axis of the outputs. Field numbers: tensorflow/core/framework/{graph, node_def,
 attr_value, tensor, tensor_shape}.proto.
 """
 
@@ -24,18 +24,18 @@ from quarl.readers.weights_only import named_tensors
 MAX_VARINT = 10
 """Bytes of a 64-bit number, seven bits in each."""
 Value = int | memoryview
-"""A varint, or the bytes of anything else."""
+"""A varint, or the bytes of any other field."""
 FLOATS: Mapping[int, tuple[Any, int]] = {
     1: (np.float32, 5),
     2: (np.float64, 6),
     14: (ml_dtypes.bfloat16, 13),
     19: (np.float16, 13),
 }
-"""By DataType: the numpy type, and the field of TensorProto that lists numbers of it. Others are no weights."""
+"""numpy type by DataType, and the field of TensorProto that lists its numbers. Other types are not weights."""
 SIXTEEN_BITS = 13
-"""The field whose numbers are varints, not bytes."""
+"""Field whose numbers are varints, not bytes."""
 MAX_HOPS = 16
-"""Nodes between a constant and its reader that pass it on."""
+"""Largest number of nodes that pass a constant on to its reader."""
 KINDS = {
     "MatMul": "Dense",
     "Conv2D": "Conv2d",
@@ -56,14 +56,14 @@ class _Node(NamedTuple):
 
 
 def layers(data: bytes, folder: Path) -> list[LayerWeights]:
-    """The constants that matrix products and convolutions read; where there are none, those that are called weights."""
+    """Return the constants that matrix products and convolutions read; if there are none, those named like weights."""
     return _Graph(memoryview(data)).layers()
 
 
 class _Graph:
     def __init__(self, data: memoryview) -> None:
         if bytes(data[:1]) == b"\x08":
-            raise Malformed("it is a SavedModel, whose variables lie in other files; freeze it first")
+            raise Malformed("it is a SavedModel, whose variables are in other files; freeze it first")
         self.nodes: dict[str, _Node] = {}
         for message in grouped(data).get(1, []):
             node = _node(_bytes(message))
@@ -88,7 +88,7 @@ class _Graph:
         return named_tensors.layers({name: array for name, array in constants.items() if array is not None})
 
     def _constant(self, name: str) -> _Node | None:
-        """The Const node whose value `name` is, passed on or not."""
+        """Return the Const node behind `name`, through nodes that pass it on."""
         for _ in range(MAX_HOPS):
             node = self.nodes.get(name)
             if node is None or node.operator not in PASSING or not node.inputs:
@@ -97,7 +97,7 @@ class _Graph:
         return None
 
     def _added(self) -> dict[str, list[str]]:
-        """By node: the names of what is added to it."""
+        """Return the names of the terms that are added to each node."""
         added: dict[str, list[str]] = {}
         for node in self.nodes.values():
             if node.operator in ADDING and len(node.inputs) > 1:
@@ -106,7 +106,7 @@ class _Graph:
         return added
 
     def _weight(self, node: _Node, source: _Node) -> Array | None:
-        """The weight that `node` reads, outputs first; None where it is no weight of such an operator."""
+        """Return the weight that `node` reads, outputs first; None if the constant does not fit the operator."""
         value = self._value(source)
         axes = {"MatMul": 2, "Conv3D": 5}.get(node.operator, 4)
         if value is None or value.size == 0 or value.ndim != axes:
@@ -131,7 +131,7 @@ class _Graph:
         return None
 
     def _attribute(self, node: _Node, name: str, field: int) -> Value | None:
-        """Field `field` of the attribute's AttrValue."""
+        """Return field `field` of the attribute's AttrValue."""
         for entry in node.attributes:
             parts = grouped(entry)
             if _text(_last(parts, 1)) == name:
@@ -140,7 +140,7 @@ class _Graph:
         return None
 
     def _value(self, node: _Node) -> Array | None:
-        """Real numbers of a Const node; None where it holds others."""
+        """Return the real numbers of a Const node; None if it holds other data."""
         if node.name not in self.values:
             tensor = self._attribute(node, "value", 8)
             self.values[node.name] = None if tensor is None else self._tensor(_bytes(tensor), node.name)
@@ -157,48 +157,48 @@ class _Graph:
         if not content:
             return self._fill(self._numbers(parts.get(field, []), dtype, field), size, name).reshape(shape)
         if len(content) != size * np.dtype(dtype).itemsize:
-            raise Malformed(f"constant {name[:80]!r} claims shape {shape}, which is not what it holds")
+            raise Malformed(f"constant {name[:80]!r} claims shape {shape}, which does not match its content")
         return np.frombuffer(content, dtype).reshape(shape)
 
     def _shape(self, message: memoryview, name: str) -> tuple[int, ...]:
         sizes = [_last(grouped(_bytes(axis)), 1, 0) for axis in grouped(message).get(2, [])]
         shape = tuple(signed(size) if isinstance(size, int) else -1 for size in sizes)
         if len(shape) > 8 or min(shape, default=1) < 0 or math.prod(shape) >= 2**31:
-            raise Malformed(f"constant {name[:80]!r} has no shape that a weight can have")
+            raise Malformed(f"constant {name[:80]!r} has a shape that no weight can have")
         return shape
 
     def _numbers(self, parts: Sequence[Value], dtype: Any, field: int) -> Array:
-        """The numbers of a repeated field, packed or one by one."""
+        """Return the numbers of a repeated field, packed or one by one."""
         if field == SIXTEEN_BITS:
             codes = [code for part in parts for code in ([part] if isinstance(part, int) else varints(part))]
             return (np.array(codes, np.uint64) & np.uint64(0xFFFF)).astype(np.uint16).view(dtype)
         return np.frombuffer(b"".join(map(_bytes, parts)), dtype) if parts else np.zeros(0, dtype)
 
     def _fill(self, numbers: Array, size: int, name: str) -> Array:
-        """As many numbers as the shape asks for: the last one stands for those that are left out."""
+        """Return as many numbers as the shape needs; the last one is repeated for those that are left out."""
         if len(numbers) == size:
             return numbers
         missing = size - len(numbers)
         if missing < 0:
-            raise Malformed(f"constant {name[:80]!r} has {len(numbers):,} numbers, and its shape {size:,}")
+            raise Malformed(f"constant {name[:80]!r} has {len(numbers):,} numbers, but its shape has {size:,}")
         current().copy(missing * numbers.itemsize)  # shapes can ask for terabytes
         return np.concatenate([numbers, np.full(missing, numbers[-1] if len(numbers) else 0, numbers.dtype)])
 
 
 def _node(message: memoryview) -> _Node:
     parts = grouped(message)
-    inputs = [_text(name).partition(":")[0] for name in parts.get(3, [])]  # of a node's outputs the first is meant
+    inputs = [_text(name).partition(":")[0] for name in parts.get(3, [])]  # the first output of a node
     return _Node(_text(_last(parts, 1)), _text(_last(parts, 2)), inputs, list(map(_bytes, parts.get(5, []))))
 
 
 def _last(parts: Mapping[int, list[Value]], number: int, default: Any = b"") -> Any:
-    """The field's value: of a message, the last one counts."""
+    """Return the field's value; the last one in a message counts."""
     return parts.get(number, [default])[-1]
 
 
 def _bytes(value: Value) -> memoryview:
     if isinstance(value, int):
-        raise Malformed("a number stands where bytes belong")
+        raise Malformed("it has a number in place of bytes")
     return memoryview(value)
 
 
@@ -207,7 +207,7 @@ def _text(value: Value) -> str:
 
 
 def fields(data: memoryview) -> Iterator[tuple[int, Value]]:
-    """(number, value) of every field of the message, in the file's order and on its budget.
+    """Yield (number, value) of every field of the message, in the file's order and on its budget.
 
     Source: protobuf.dev/programming-guides/encoding. Groups, which it deprecates, are refused.
     """
@@ -217,7 +217,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, Value]]:
         tag, at = varint(data, at)
         number, kind = tag >> 3, tag & 7
         if number == 0 or kind not in (0, 1, 2, 5):
-            raise Malformed("a field has a number or a kind that there is not")
+            raise Malformed("a field has an invalid number or wire type")
         if kind == 0:
             value, at = varint(data, at)
             yield number, value
@@ -232,7 +232,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, Value]]:
 
 
 def grouped(data: memoryview) -> dict[int, list[Value]]:
-    """The values of every field of the message by its number, in the file's order."""
+    """Return the values of every field of the message by its number, in the file's order."""
     groups: dict[int, list[Value]] = {}
     for number, value in fields(data):
         groups.setdefault(number, []).append(value)
@@ -240,7 +240,7 @@ def grouped(data: memoryview) -> dict[int, list[Value]]:
 
 
 def varints(data: memoryview) -> list[int]:
-    """The numbers of a packed field."""
+    """Return the numbers of a packed field."""
     budget, numbers, at = current(), list[int](), 0
     while at < len(data):
         budget.parse()
@@ -250,7 +250,7 @@ def varints(data: memoryview) -> list[int]:
 
 
 def varint(data: memoryview, at: int) -> tuple[int, int]:
-    """(number 0..2**64 - 1, place after it) of the varint at `at`."""
+    """Return (number 0..2**64 - 1, place after it) of the varint at `at`."""
     value = 0
     for index in range(MAX_VARINT):
         if at + index >= len(data):
@@ -263,5 +263,5 @@ def varint(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def signed(value: int) -> int:
-    """The int64 that a varint stands for: negative numbers are written as their two's complement."""
+    """Return the int64 of a varint; negative numbers are written as their two's complement."""
     return value - 2**64 if value >= 2**63 else value

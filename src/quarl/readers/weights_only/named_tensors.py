@@ -1,4 +1,4 @@
-"""Layers among tensors that only have names: what libraries call a weight says where its outputs are."""
+"""Layers among tensors that only have names; the name of a weight determines the axis of its outputs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from quarl.errors import QuarlError
 from quarl.policy.layers import LayerWeights
 
 OUTPUTS_LAST = {"kernel": "bias", "weights": "biases", "w": "b", "wx": "b", "wh": "b"}
-"""What TensorFlow, Keras and Flax call weights [in, out] or [height, width, in, out], and the biases beside them."""
+"""Names in TensorFlow, Keras and Flax of weights [in, out] or [height, width, in, out], and of their biases."""
 MULTIPLIERS = "statically quantised by QuaRL: its scales are multipliers of sums"
-"""What QuaRL's own .tflite and .onnx files say of themselves where their scales are not those of the weights."""
+"""Description in QuaRL's own .tflite and .onnx files whose scales are not those of the weights."""
 
 
 def layers(tensors: Mapping[str, Array]) -> list[LayerWeights]:
-    """Tensors of two or more axes that are called weights, in order; all such tensors where none is."""
+    """Return the tensors of two or more axes that are named like weights, in order; all such tensors if none is."""
     matrices = {name: array for name, array in tensors.items() if array.ndim >= 2 and array.size and _is_real(array)}
     leaves = {name: _leaf(name) for name in matrices}
     weights = [name for name, leaf in leaves.items() if leaf in OUTPUTS_LAST or "weight" in leaf or "kernel" in leaf]
@@ -26,13 +26,13 @@ def layers(tensors: Mapping[str, Array]) -> list[LayerWeights]:
 
 
 def check_scales(about: str) -> None:
-    """Refuses a file whose scales say nothing of its weights."""
+    """Refuse a file whose scales do not describe its weights."""
     if about == MULTIPLIERS:
         raise QuarlError(f"{MULTIPLIERS}, not scales of weights; inspect the policy that was exported")
 
 
 def outputs_first(weight: Array) -> Array:
-    """[in, out] to [out, in], and [height, width, in, out] to [out, in, height, width]."""
+    """Return a weight [out, in] from [in, out], or [out, in, height, width] from [height, width, in, out]."""
     return as_numbers(np.moveaxis(weight, (-1, -2), (0, 1)))
 
 
@@ -48,23 +48,30 @@ def _layer(name: str, array: Array, tensors: Mapping[str, Array]) -> LayerWeight
 
 
 def as_numbers(array: Array) -> Array:
-    """float32; numbers beyond it become infinite, which `weights_only.checked` refuses."""
+    """Return the array as float32; larger numbers become infinite, which `weights_only.checked` refuses."""
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(array, np.float32)
 
 
 def dequantized(codes: Array, scale: Array, zero_point: Array | None = None, axis: int = 0) -> Array:
-    """float32 (codes - zero point) * scale, each of which is one number or one for every place along `axis`."""
+    """Return (codes - zero point) * scale in float32.
+
+    Args:
+        codes: Integer codes.
+        scale: One number, or one for every place along `axis`.
+        zero_point: As `scale`; None means 0.
+        axis: Axis along which scales and zero points differ.
+    """
     along = [1] * codes.ndim
     if max(scale.size, 0 if zero_point is None else zero_point.size) > 1:
         along[axis] = -1
-    with np.errstate(over="ignore", invalid="ignore"):  # scales may be any numbers; what is not finite is refused
+    with np.errstate(over="ignore", invalid="ignore"):  # any scales are possible; infinite results are refused later
         shift = 0 if zero_point is None else as_numbers(zero_point).reshape(along)
         return as_numbers((as_numbers(codes) - shift) * as_numbers(scale).reshape(along))
 
 
 def _is_real(array: Array) -> bool:
-    """True for floating-point numbers, those that numpy does not know among them."""
+    """Return True for floating-point numbers, including types that numpy does not know."""
     return array.dtype.kind == "f" or array.dtype.name.startswith(("bfloat16", "float8"))
 
 

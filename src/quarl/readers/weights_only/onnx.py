@@ -1,7 +1,7 @@
-"""Layers of an .onnx file: constants that linear operators read, integer ones on the scales that the graph gives them.
+"""Layers of an .onnx file: the constants that linear operators read, integer ones with the scales of the graph.
 
-The file is parsed by ONNX's own protocol buffers; nothing in it is run. Constants lie in the file, beside it, or are
-made of such by a few operators.
+The file is parsed by ONNX's own protocol buffers; nothing in it is run. Constants are in the file, beside it, or the
+result of a few operators on constants.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ LAYERS = {
     **dict.fromkeys(("Conv", "FusedConv", "ConvInteger", "QLinearConv"), "Conv"),
     **{"ConvTranspose": "ConvTranspose", "LSTM": "LSTM", "GRU": "Recurrent", "RNN": "Recurrent"},
 }
-"""By operator with weights, those among them that ONNX Runtime has joined to others: what a layer of it is called."""
+"""Layer name by operator with weights, including those that ONNX Runtime fuses with others."""
 RECURRENT = ("LSTM", "Recurrent")
 ADDED = ("MatMul", "FusedMatMul", "MatMulInteger", "ConvInteger")
 """Operators whose bias is added by another one."""
 QUANTIZED = {"QLinearMatMul": -1, "QGemm": 6, "QLinearConv": 8}
-"""Products of codes, each operand followed by its scale and zero point: which input is the bias, on the product of the
-operands' scales."""
+"""Index of the bias, or -1, for products of codes; the bias is on the product of the operands' scales. Each operand is
+followed by its scale and zero point."""
 ONNX = ("", "ai.onnx")
 RUNTIME = (*ONNX, "com.microsoft")
-"""Domains in which an operator means what its name says: com.microsoft.nchwc has a Conv that shuffles its weights."""
+"""Domains in which an operator has its standard meaning: com.microsoft.nchwc has a Conv that shuffles its weights."""
 PASSING = ("Identity", "Cast", "Transpose", "QuantizeLinear", "DequantizeLinear")
 MAX_HOPS = 16
-"""Operators between a constant and its reader, or an integer product and its scale."""
+"""Largest number of operators between a constant and its reader, or an integer product and its scale."""
 
 
 def layers(data: bytes, folder: Path) -> list[LayerWeights]:
-    """The weights of matrix products, convolutions and recurrent layers, in the order of the graph.
+    """Return the weights of matrix products, convolutions and recurrent layers, in the order of the graph.
 
-    folder: where files that hold constants must lie.
+    folder: folder that must contain the external files of constants.
     """
     model = onnx.load_model_from_string(data)
     named_tensors.check_scales(model.doc_string)
-    with np.errstate(over="ignore", invalid="ignore"):  # factors may be any numbers; what is not finite is refused
+    with np.errstate(over="ignore", invalid="ignore"):  # any factors are possible; infinite results are refused
         return _Graph(model, folder).layers()
 
 
@@ -81,10 +81,10 @@ class _Graph:
         return named_tensors.layers({name: value for name in self.tensors if (value := self.value(name)) is not None})
 
     def check_known(self, node: onnx.NodeProto) -> None:
-        """Refuses an operator that may hide weights: one that reads a constant matrix and is none of ONNX's own.
+        """Refuse an operator that may hide weights: one outside ONNX's own set that reads a constant matrix.
 
-        Of ONNX's own, those that are not read here take tables, masks and offsets; Einsum can be any product. Functions
-        that the file defines are made of such.
+        ONNX's own operators that are not read here take tables, masks and offsets, except Einsum, which can be any
+        product. Functions that the file defines consist of such operators.
         """
         read_here = node.domain in RUNTIME and (node.op_type in LAYERS or node.op_type in PASSING)
         standard = node.domain in ONNX and node.op_type != "Einsum"
@@ -96,11 +96,11 @@ class _Graph:
                 operator = f"{node.domain}.{node.op_type}".removeprefix(".")
                 raise QuarlError(
                     f"{operator[:80]} reads {name[:80]!r}, perhaps in an order of its own: weights would be left out; "
-                    "export the model as the training library has it, before a runtime optimises it"
+                    "export the model as the training library has it, before a runtime optimizes it"
                 )
 
     def layer(self, node: onnx.NodeProto, name: str, value: Array) -> LayerWeights:
-        """The weight `value`, called `name`, as the node reads it, with its bias."""
+        """Return the weight `value`, named `name`, as the node reads it, with its bias."""
         kind, options = LAYERS[node.op_type], _attributes(node)
         self.budget.copy(4 * value.size)
         if kind in RECURRENT:  # [directions, gates * hidden, in]
@@ -131,14 +131,14 @@ class _Graph:
         return LayerWeights(name, operator, weight, None if bias is None else beta * bias)
 
     def input(self, node: onnx.NodeProto, place: int, *sizes: int) -> Array | None:
-        """float32 [size]: that input of the node; None where there is none, or it is computed or of another size."""
+        """Return an input of the node, float32 [size]; None if it is missing, computed or of another size."""
         value = self.value(node.input[place]) if 0 <= place < len(node.input) else None
         return None if value is None or value.size not in sizes else named_tensors.as_numbers(value.reshape(-1))
 
     def scale(self, name: str, size: int) -> tuple[Array, str]:
-        """The constant, one number or one for each output, that the product `name` is multiplied with, and the result.
+        """Return the constant that multiplies the product `name`, one number or one per output, and the result.
 
-        Between them there may be casts, a product with the scale of the inputs, and the share of their zero point.
+        Casts, a product with the scale of the inputs, and the share of their zero point may be between them.
         """
         for _ in range(MAX_HOPS):
             following = self.readers.get(name, [])
@@ -159,7 +159,7 @@ class _Graph:
         return np.ones(1, np.float32), name
 
     def added(self, name: str, size: int) -> Array | None:
-        """float32 [size]: the constant that is added to `name`."""
+        """Return the constant, float32 [size], that is added to `name`."""
         for node in self.readers.get(name, [])[:MAX_HOPS]:
             for place, term in enumerate(node.input[:2] if node.op_type == "Add" else ()):
                 if term != name and (value := self.input(node, place, size)) is not None:
@@ -167,7 +167,7 @@ class _Graph:
         return None
 
     def source(self, name: str) -> str:
-        """The name of the constant that `name` is made of: what a person called it."""
+        """Return the name of the constant from which `name` is computed: the name that its author chose."""
         for _ in range(MAX_HOPS):
             node = self.makers.get(name)
             if name in self.tensors or node is None or not node.input:
@@ -176,9 +176,9 @@ class _Graph:
         return name
 
     def value(self, name: str) -> Array | None:
-        """The constant that `name` is, after casts, transpositions and dequantization; None for what is computed."""
+        """Return the constant `name` after casts, transpositions and dequantization; None for a computed value."""
         if name not in self.values:
-            self.values[name] = None  # of what is made of itself
+            self.values[name] = None  # breaks cycles
             if name in self.tensors:
                 self.values[name] = self.numbers(self.tensors[name])
             elif name in self.makers:
@@ -186,7 +186,8 @@ class _Graph:
         return self.values[name]
 
     def folded(self, node: onnx.NodeProto) -> Array | None:
-        """What the node makes of constants; None where it is none of those that are followed, or reads others."""
+        """Return the node's result from constants; None if its operator is not supported or it reads computed
+        values."""
         options = _attributes(node)
         if node.op_type == "Constant":
             tensor = options.get("value")
@@ -200,12 +201,12 @@ class _Graph:
             return source.transpose(options.get("perm"))
         axis = int(options.get("axis", 1))
         if scale is None or (scale.size > 1 and scale.shape != (source.shape[axis],)):
-            return None  # it is computed, or of blocks
+            return None  # it is computed, or quantizes blocks
         self.budget.copy(8 * source.size)
         return named_tensors.dequantized(source, scale, zero_point, axis)
 
     def numbers(self, tensor: onnx.TensorProto) -> Array | None:
-        """The numbers of an initializer or of a Constant node."""
+        """Return the numbers of an initializer or of a Constant node."""
         if tensor.data_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
             return None
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -214,7 +215,7 @@ class _Graph:
         return array if array.dtype.kind in "fiubV" else None  # V: number types that numpy does not know
 
     def external(self, tensor: onnx.TensorProto) -> bytes:
-        """The bytes that the tensor has in another file, which must lie in the model's folder."""
+        """Return the bytes of a tensor that are in another file, which must be in the model's folder."""
         entries = {entry.key: entry.value for entry in tensor.external_data}
         location = entries.get("location", "")
         if location not in self.files:
@@ -231,17 +232,17 @@ class _Graph:
 
     def beside(self, location: str) -> bytes:
         if escapes(location):
-            raise QuarlError(f"its weights are said to lie at {location[:80]!r}, outside its folder; they are not read")
+            raise QuarlError(f"its weights refer to {location[:80]!r}, outside its folder; they are not read")
         target = self.folder / location
         try:
             inside = target.resolve().is_relative_to(self.folder.resolve())
         except (OSError, RuntimeError):  # a name that no system takes, or links in a circle
             inside = False
         if not inside:
-            raise QuarlError(f"its weights are said to lie at {location[:80]!r}, which is no file of its folder")
+            raise QuarlError(f"its weights refer to {location[:80]!r}, which is not a file of its folder")
         return read_bytes(target)
 
 
 def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    """The node's attributes by name."""
+    """Return the node's attributes by name."""
     return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}

@@ -1,4 +1,4 @@
-"""Layers of a .safetensors file that is no policy of QuaRL."""
+"""Layers of a .safetensors file that is not a policy of QuaRL."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ FLOATS = {
     **{kind: TYPES[kind] for kind in ("F64", "F32", "F16", "BF16")},
     **{"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2)},
 }
-"""By the format's names. Tensors of integers are counters and indices, not weights."""
+"""numpy types by the format's names. Tensors of integers are counters and indices, not weights."""
 
 
 def layers(data: bytes, folder: Path) -> list[LayerWeights]:
-    """Layers by the names of the tensors; the library checks the header and every offset before it gives any."""
-    entries: list[tuple[str, dict[str, Any]]] = deserialize(data)  # type: ignore[no-untyped-call]  # a stub without types
+    """Return the layers by tensor name; the library checks the header and every offset before it returns data."""
+    entries: list[tuple[str, dict[str, Any]]] = deserialize(data)  # type: ignore[no-untyped-call]
     tensors: dict[str, Array] = {}
     for name, entry in sorted(entries, key=lambda item: item[0]):
         kind, shape = str(entry["dtype"]), tuple(entry["shape"])

@@ -1,7 +1,7 @@
-"""Layers of a .tflite file: constants that linear operators read, quantized ones as the real numbers they stand for.
+"""Layers of a .tflite file: the constants that linear operators read; quantized ones become real numbers.
 
-Only the schema's accessors are used, which read the flatbuffer where it lies; no interpreter sees the file. What they
-find is checked here, because in a damaged file offsets and lengths are any numbers.
+Only the schema's accessors are used, which read the flatbuffer in place; no interpreter sees the file. The results are
+checked here, because offsets and lengths in a damaged file are arbitrary.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ KINDS: Mapping[int, tuple[str, range]] = {
     Operator.LSTM: ("LSTM", range(1, 9)),
     Operator.UNIDIRECTIONAL_SEQUENCE_LSTM: ("LSTM", range(1, 9)),
 }
-"""By operator: what a layer of it is called, and which of its inputs are weights."""
+"""Layer name by operator, and the range of its inputs that are weights."""
 BIASED = ("Dense", "Conv2d")
 """Layers whose third input is a bias."""
 
 
 def layers(data: bytes, folder: Path) -> list[LayerWeights]:
-    """The weights of dense, convolution and LSTM operators, in the order of the file."""
+    """Return the weights of dense, convolution and LSTM operators, in the order of the file."""
     try:
         file = _File(data)
         named_tensors.check_scales(str(file.model.Description() or b"", "utf-8", "replace"))
@@ -74,7 +74,7 @@ class _File:
                 (self.codes.get(int(operator.OpcodeIndex()), -1), operator)
                 for operator in self.tables(graph, "Operators")
             ]
-            widened = {  # by tensor that a DEQUANTIZE makes: what it reads
+            widened = {  # input by output of each DEQUANTIZE
                 int(operator.Outputs(0)): int(operator.Inputs(0))
                 for code, operator in operators
                 if code == Operator.DEQUANTIZE and operator.OutputsLength() and operator.InputsLength()
@@ -96,7 +96,8 @@ class _File:
         return list(layers.values())
 
     def _value(self, graph: Any, index: int) -> Array | None:
-        """float32 numbers of a constant; None for a tensor that is left out, computed or holds no numbers of ours."""
+        """Return the float32 numbers of a constant; None for a tensor that is left out, computed or of an unknown
+        type."""
         if index < 0:
             return None
         tensor = self.table(graph, "Tensors", index, "an operator reads tensor")
@@ -118,30 +119,31 @@ class _File:
         return _dequantized(tensor, codes.reshape(shape))
 
     def _content(self, tensor: Any) -> Array:
-        """uint8: the bytes of the tensor's buffer, in the flatbuffer or behind it; none where it is computed."""
+        """Return the bytes of the tensor's buffer (uint8), in the flatbuffer or behind it; empty for a computed
+        tensor."""
         index = int(tensor.Buffer())
         buffer = self.table(self.model, "Buffers", index, "a tensor names buffer")
         offset, size = int(buffer.Offset()), int(buffer.Size())
-        if offset <= 1:  # 0 and 1 say that the bytes are inside
+        if offset <= 1:  # 0 and 1 mean that the bytes are inside
             return _vector(buffer, "Data").view(np.uint8)
         if offset + size > len(self.data):
-            raise Malformed(f"buffer {index} lies beyond its end")
+            raise Malformed(f"buffer {index} is beyond its end")
         return np.frombuffer(self.data, np.uint8)[offset : offset + size]
 
     def tables(self, parent: Any, name: str) -> list[Any]:
-        """A list that is walked through: all together are bounded, since lists can lie in one another."""
+        """Return the entries of a list; their total is bounded, because lists can be nested."""
         count = self._count(parent, name)
         self.budget.parse(10 * count)  # the schema's accessors take their time
         return [getattr(parent, name)(index) for index in range(count)]
 
     def table(self, parent: Any, name: str, index: int, who: str) -> Any:
-        """The entry of that number of a list, which `who` asks for."""
+        """Return the entry of a list at an index; `who` names the reader in the error."""
         if index >= self._count(parent, name):
-            raise Malformed(f"{who} {index}, which there is not")
+            raise Malformed(f"{who} {index}, which does not exist")
         return getattr(parent, name)(index)
 
     def _count(self, parent: Any, name: str) -> int:
-        """The length of a list, if the file has room for it: every entry takes at least four bytes."""
+        """Return the length of a list, if it fits into the file: every entry takes at least four bytes."""
         count = int(getattr(parent, f"{name}Length")())
         if 4 * count > len(self.data):
             raise Malformed(f"a list claims {count:,} entries")
@@ -149,14 +151,14 @@ class _File:
 
 
 def _vector(parent: Any, name: str) -> Array:
-    """The numbers of a list, where they lie; ValueError where that is outside the file."""
+    """Return the numbers of a list in place; raise ValueError if they are outside the file."""
     return np.asarray(
         getattr(parent, f"{name}AsNumpy")() if getattr(parent, f"{name}Length")() else np.zeros(0, np.int32)
     )
 
 
 def _dequantized(tensor: Any, codes: Array) -> Array:
-    """(codes - zero point) * scale, per tensor or along its quantized axis; float numbers and codes without as such."""
+    """Return (codes - zero point) * scale, per tensor or along its axis; other numbers are returned as they are."""
     about = tensor.Quantization() if codes.dtype.kind in "iu" else None
     if about is None or not about.ScaleLength():
         return named_tensors.as_numbers(codes)
@@ -169,7 +171,7 @@ def _dequantized(tensor: Any, codes: Array) -> Array:
 
 
 def _outputs_first(code: int, weight: Array) -> Array:
-    """[out, height, width, in] to [out, in, height, width]; depthwise weights are [1, height, width, out]."""
+    """Return a weight [out, in, height, width] from [out, height, width, in], or depthwise [1, height, width, out]."""
     if weight.ndim != 4:
         return weight
     axes = (3, 0, 1, 2) if code == Operator.DEPTHWISE_CONV_2D else (0, 3, 1, 2)
