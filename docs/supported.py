@@ -254,7 +254,7 @@ def front() -> Table:
         ("trained, with `--qat` too", [_name(algo) for algo in LEARNERS if agents[algo][2]]),
         ("trained by `quarl actorq`", [_name(algo) for algo in ALGORITHMS]),
     ]
-    return ("agents", "that are read, played, quantised, distilled and saved"), [
+    return ("agents", "that are read, played, quantized, distilled and saved"), [
         (a, ", ".join(b)) for a, b in entries if b
     ]
 

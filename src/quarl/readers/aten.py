@@ -191,7 +191,7 @@ def refusal(node: torch.fx.Node, why: str) -> UnsupportedError:
 
 
 def check_overwrites(node: torch.fx.Node) -> None:
-    """Refuse an in-place operator whose input, or the value which that is a view of, is read again."""
+    """Refuse an in-place operator if its input, or the tensor of which it is a view, is read again."""
     overwritten = node.args[0]
     while isinstance(overwritten, torch.fx.Node):
         if len(overwritten.users) > 1:
