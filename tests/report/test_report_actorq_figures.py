@@ -11,8 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from rich.console import Console
 
 import contracts
-from quarl.lab import actorq_reward_figures
-from quarl.report import actorq_figures, schema, style, tables
+from quarl.lab import actorq_figures, actorq_reward_figures
+from quarl.report import process_figures, schema, style, tables
 from quarl.report.figures import learning
 
 
@@ -109,11 +109,11 @@ def bars(axes):
 
 def test_bars_of_processes_are_stacked_in_the_order_of_their_parts():
     spent = {"learner": {"updates": 7.0, "waiting": 2.0}, "publisher": {"quantising": 1.0, "waiting": 8.0}}
-    (axes,) = actorq_figures.processes(spent, "").axes
+    (axes,) = process_figures.processes(spent, "").axes
     found = {each.get_label(): [(bar.get_y(), bar.get_height()) for bar in each] for each in axes.containers}
     assert (found["updates"], found["quantising"]) == ([(0.0, 7.0), (0.0, 0.0)], [(7.0, 0.0), (0.0, 1.0)])
     assert found["waiting"] == [(7.0, 2.0), (1.0, 8.0)]
-    assert [*found] == [*actorq_figures.SPENT]
+    assert [*found] == [*process_figures.SPENT]
 
 
 def test_a_version_that_has_not_come_yet_is_no_distance():
@@ -128,7 +128,7 @@ def test_a_version_that_has_not_come_yet_is_no_distance():
         }
         for second in (0, 1)
     ]
-    upper, lower = actorq_figures.ages(rows, "").axes
+    upper, lower = process_figures.ages(rows, "").axes
     assert [line.get_ydata().tolist()[1] for line in (*upper.lines, *lower.lines)] == [5.0, 9.0, 1.0, 11.0]
     assert all(np.isnan(line.get_ydata()[0]) for line in (*upper.lines, *lower.lines))
 

@@ -18,8 +18,8 @@ from quarl.config.learner_options import LearnerOptions
 from quarl.files import read_rows
 from quarl.formats import size, three_digits
 from quarl.report import page, tables
-from quarl.report.actorq_figures import WAIT, ages, processes
 from quarl.report.figures import learning
+from quarl.report.process_figures import WAIT, ages, processes
 from quarl.report.schema import Fields
 from quarl.runs.folder import RunFolder
 from quarl.runs.outcome import TrainRow

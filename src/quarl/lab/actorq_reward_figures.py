@@ -9,8 +9,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from quarl.lab.actorq_figures import arm, at_own_ratio, bars, colour, logarithmic, own_ratios, rank
 from quarl.report import style
-from quarl.report.actorq_figures import arm, at_own_ratio, bars, colour, logarithmic, own_ratios, rank
 from quarl.report.schema import Fields
 from quarl.rows import by
 from quarl.stats import geometric_mean

@@ -12,14 +12,14 @@ from quarl import energy
 from quarl.commands import terminal
 from quarl.config import BenchActorQConfig, MixedPrecisionConfig
 from quarl.envs.environment import Environment
-from quarl.lab import actorq_reward_figures
+from quarl.lab import actorq_figures, actorq_reward_figures
 from quarl.lab.methods.actorq_protocol import Protocol, read
 from quarl.lab.methods.actorq_reward import RewardRow, choices_in_words, time_to_reward
 from quarl.lab.methods.actorq_speedup import SpeedupRow, speedups
 from quarl.lab.methods.actorq_throughput import BreakdownRow, ThroughputRow, breakdown, throughput
 from quarl.lab.methods.cells import Cells
 from quarl.lab.methods.mixed_precision import UpdatesRow, updates
-from quarl.report import actorq_figures, schema, style
+from quarl.report import schema, style
 from quarl.rows import Row
 
 if TYPE_CHECKING:

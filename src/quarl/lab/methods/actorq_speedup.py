@@ -14,7 +14,7 @@ import numpy as np
 from quarl import formats
 from quarl.actorq.throughput_plan import FLOAT, TORCH, Arm
 from quarl.arrays import Array
-from quarl.report.actorq_figures import at_own_ratio
+from quarl.lab.actorq_figures import at_own_ratio
 from quarl.report.schema import Fields
 from quarl.rows import ActorPrecision, Column, Row, by
 from quarl.stats import NO_VERDICT, as_fields, error_over_seeds, geometric_mean, over_few, verdict_over_seeds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 
 import numpy as np
@@ -11,9 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from quarl import formats
-from quarl.arrays import Array
 from quarl.report import style
-from quarl.report.figures import thinned
+from quarl.report.process_figures import stacked
 from quarl.report.schema import Fields
 from quarl.rows import by
 
@@ -28,9 +27,6 @@ PARTS = {
     "load_ms": "load",
     "other_ms": "other",
 }
-WAIT = "waiting"
-SPENT = ("updates", "inference", "environment", "experience", "weights", "quantising", "checkpoints", "other", WAIT)
-"""What the processes of a run do."""
 
 
 def arm(row: Fields) -> str:
@@ -122,59 +118,11 @@ def breakdown(rows: Sequence[Fields], title: str) -> Figure:
     drawn, panels = style.panels(len(intervals), title, height=3.4, columns=len(intervals), shared="y")
     for axes, (interval, members) in zip(panels, intervals.items(), strict=True):
         parts = [{label: row[key] for key, label in PARTS.items()} for row in members]
-        tops = _stacked(axes, list(map(called, members)), parts, [*PARTS.values()])
+        tops = stacked(axes, list(map(called, members)), parts, [*PARTS.values()])
         for x, (row, top) in enumerate(zip(members, tops, strict=True)):
             axes.annotate(f"+ {row['wait_ms']:,.0f}\nwaits", (x, top), ha="center", va="bottom")
         axes.set_title(f"every {interval} steps")
         axes.margins(y=0.15)
     panels[0].set_ylabel("ms for 1,000 steps")
     panels[-1].legend()
-    return drawn
-
-
-def _stacked(axes: Axes, names: Sequence[str], heights: Sequence[Mapping[str, float]], labels: Sequence[str]) -> Array:
-    """A bar a name, of its parts in the order of their labels; how high each is. What is waited for is grey."""
-    base = np.zeros(len(names))
-    for number, label in enumerate(labels):
-        parts = np.array([max(bar.get(label, 0.0), 0.0) for bar in heights])
-        shade = style.MUTED if label == WAIT else style.SERIES[number]
-        axes.bar(range(len(names)), parts, 0.7, base, color=shade, label=label)
-        base += parts
-    axes.set_xticks(range(len(names)), names)
-    axes.grid(visible=False, axis="x")
-    return base
-
-
-@style.look()
-def processes(spent: Mapping[str, Mapping[str, float]], title: str) -> Figure:
-    """Seconds of each process by what it did; actors wait where the learner is the bottleneck, and it where they
-    are."""
-    drawn, (axes,) = style.panels(1, title, height=3.2)
-    _stacked(axes, [*spent], [*spent.values()], SPENT)
-    axes.set_ylabel("seconds")
-    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return drawn
-
-
-@style.look()
-def ages(rows: Sequence[Fields], title: str) -> Figure:
-    """By how many updates the weights that chose a step were behind when it was taken in, of all steps since it began
-    or went on; and versions that the learner had pushed, and publisher or actor had not yet."""
-    drawn, (upper, lower) = style.panels(2, title, height=1.9, head=0.4, x="training seconds", shared="x")
-    rows = thinned(rows)
-    seconds = [row["clock_s"] for row in rows]
-    oldest = [min(actor["version"] for actor in row["actors"]) for row in rows]
-    behind = {"publisher": [row["published_version"] for row in rows], "actor with the oldest": oldest}
-    for number, (key, label) in enumerate({"staleness_p50": "median", "staleness_p99": "99th percentile"}.items()):
-        age = np.array([row[key] for row in rows], np.float64)
-        upper.plot(seconds, age, color=style.SERIES[number], label=label)
-    for number, (label, versions) in enumerate(behind.items(), 2):
-        # 0: none yet, as where a run goes on
-        late = [row["version"] - version if version else np.nan for row, version in zip(rows, versions, strict=True)]
-        lower.plot(seconds, late, color=style.SERIES[number], label=label)
-    for axes, label in ((upper, "age, updates"), (lower, "versions behind")):
-        axes.set(ylabel=label, ylim=(0, None))
-        axes.legend()
-        style.plain(axes.yaxis, "{x:,.10g}")
-        style.plain(axes.xaxis, "{x:,.10g}")
     return drawn
