@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from documents import NUMBER, PAGES, ROOT, anchors, blocks, links, numbers, paragraphs, relative, target
+from documents import NUMBER, PAGES, ROOT, anchors, links, numbers, paragraphs, relative, target
 
 README = ROOT / "README.md"
 MAX_LINES, MAX_WORDS, MAX_LETTERS, MAX_PARAGRAPH = 200, 2000, 120, 6
@@ -58,35 +58,3 @@ def test_a_number_in_a_link_to_a_result_stands_there_too(page):
             if not any(abs(float(*numbers(number)) - value) <= rounding for value in there):
                 wrong.append((words, number))
     assert not wrong
-
-
-def page_of(tmp_path, text):
-    page = tmp_path / "page.md"
-    page.write_text(text)
-    return page
-
-
-@pytest.mark.parametrize(
-    ("language", "lines", "commands"),
-    [
-        ("sh", ["quarl envs  # all", "# no command", "ls \\", "  out"], ["quarl envs", "ls out"]),
-        ("console", ["$ quarl envs", "quarl: a line that it prints"], ["quarl envs"]),
-        ("", ["trained DQN", "make demo    # first", "$ ls"], ["make demo", "ls"]),
-    ],
-)
-def test_commands_of_a_block_are_told_from_what_they_print(tmp_path, language, lines, commands):
-    page = page_of(tmp_path, "\n".join([f"```{language}", *lines, "```"]))
-    (block,) = blocks(page)
-    assert (block.commands(), block.line) == (commands, 2)
-
-
-def test_blocks_that_a_program_wrote_are_left_out(tmp_path):
-    mark = "<!-- generated: make pages -->"
-    page = page_of(tmp_path, f"```sh\na\n```\n{mark}\n```sh\nb\n```\n{mark}\n\n```sh\nc\n```\n{mark}\n```sh\nd\n```\n")
-    assert [block.text for block in blocks(page)] == ["a\n", "c\n"]
-    assert [block.line for block in blocks(page)] == [2, 11]
-
-
-def test_anchors_are_those_of_github(tmp_path):
-    page = page_of(tmp_path, "# The `.tflite` file\n## A, and B\n## A, and B\n(by-hand)=\n## µs p50\n")
-    assert anchors(page) == {"the-tflite-file", "a-and-b", "a-and-b-1", "by-hand", "µs-p50"}

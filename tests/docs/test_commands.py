@@ -234,23 +234,3 @@ def test_files_that_a_page_names_in_folders_of_its_commands_are_there(page, fold
     names = set(re.findall(r"(?<!`)`([\w.-]+/[\w./-]*)`(?!`)", written(page)))
     named = [name for name in names if name.partition("/")[0] in made and not re.search(r"\b[A-Z]{2,}\b", name)]
     assert [name for name in named if not (folder / name).exists()] == []
-
-
-@pytest.mark.parametrize(
-    ("command", "shorter"),
-    [
-        ("quarl eval a.zip", "quarl eval a.zip --episodes 3"),
-        ("quarl eval a.zip --episodes 2", "quarl eval a.zip --episodes 2"),
-        ("quarl train --n-timesteps 9000 --eval-episodes 1", "quarl train -n 2000 --eval-episodes 1"),
-        ("quarl train --resume -n 9000", "quarl train --resume -n 4000 --eval-episodes 1"),
-        ("quarl actorq --resume", "quarl actorq --resume -n 4000 --eval-episodes 1"),
-        ("quarl actorq --plan", "quarl actorq --plan -n 1500 --eval-episodes 1 --params learning_starts:500"),
-    ],
-)
-def test_commands_are_cut_and_never_made_longer(command, shorter):
-    assert cut(command.split()) == shorter.split()
-
-
-def test_studies_and_programs_are_cut():
-    assert cut_text("model.learn(100_000, QuantDelay(0.5))") == "model.learn(4000, QuantDelay(0.5))"
-    assert cut_text("episodes: 100\nn_timesteps: 500") == "episodes: 3\nn_timesteps: 500"
