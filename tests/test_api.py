@@ -265,15 +265,11 @@ def test_what_holds_no_agent_is_a_user_s_mistake(path, said):
     [
         ({"env": "CartPole-v1"}, "env is a str, not a gymnasium.Env; an id is given as env_id"),
         ({"env_name": "CartPole-v1"}, "evaluate has no keyword 'env_name'; did you mean 'env_id'?"),
-        ({"n_eval_episodes": 5}, "did you mean 'episodes'?"),
-        ({"max_steps": 5}, "did you mean 'max_episode_steps'?"),
-        ({"sed": 5}, "did you mean 'seed'?"),
         (
             {"env_id": gymnasium.make("CartPole-v1").unwrapped},
             "env_id is a CartPoleEnv: give a Gymnasium id, as in 'CartPole-v1', or the environment as env",
         ),
         ({"episodes": "5"}, "episodes is '5', not a whole number"),
-        ({"episodes": 2.5}, "episodes is '2.5', not a whole number"),
         ({"seed": None}, "seed is 'None', not a whole number"),
     ],
 )
@@ -304,11 +300,8 @@ def test_a_quantised_agent_knows_the_environment_that_it_was_calibrated_in(tmp_p
         ([[1.0, 2.0], [3.0]], "no array of numbers"),
         ({"state": np.zeros(4)}, "a dict of object"),
         (None, "a NoneType"),
-        ("up", "a str"),
-        (np.zeros(4, complex), "complex128"),
         (np.zeros((0, 4)), "at least one"),
         (np.float64(1), r"observation is \(\)"),
-        (np.zeros((2, 3)), r"observation is \(2, 3\), the policy expects \(4,\)"),
         (np.array([0, 0, np.nan, 0]), "NaN or infinity"),
         *((np.float32([0, value, 0, 0]), "NaN or infinity") for value in (np.nan, np.inf, -np.inf)),
         (np.full(4, 1e300), "NaN or infinity"),  # in float32, which networks compute in
