@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
         ("--params env_wrapper:os.system", "'os.system' is not supported"),
         ("--params policy_kwargs:dict(activation_fn=os.system)", "os.system, which is not supported"),
         ("--params noise_type:normal noise_std:0.1", "ppo takes no action noise"),
-        ("--params double_q:True", "only dqn has it"),
+        ("--params double_q:True", "--params double_q requires --algo dqn"),
         ("--device cub", "--device is 'cub'; use auto, cpu, cuda"),
         ("-i file", "file is no zip: -i takes agents of Stable-Baselines3"),
         ("-i missing.zip --resume", "keep one"),
@@ -112,6 +112,6 @@ def test_an_environment_of_the_user_s_module_is_trained_in(tmp_path, monkeypatch
         assert main(words.split()) == 0
     finally:
         gymnasium.registry.pop("Mine-v0", None)
-    assert "Stable-Baselines3's defaults, for RL Zoo has none for a2c on my_module_for_train:Mine-v0" in (
+    assert "Stable-Baselines3's defaults, as RL Zoo has none for a2c on my_module_for_train:Mine-v0" in (
         capsys.readouterr().err
     )

@@ -375,7 +375,7 @@ def test_what_no_graph_holds_is_said_on_a_gpu_alone(capsys, dtype, qat, optimize
     assert capsys.readouterr().err == ""
     model.device = torch.device("cuda")
     assert graphs_for(model, precision, qat=qat) is None
-    assert capsys.readouterr().err.endswith(f"launched kernel by kernel: a CUDA graph cannot hold {what}\n")
+    assert capsys.readouterr().err.endswith(f"launch kernel by kernel: a CUDA graph does not support {what}\n")
 
 
 def test_a_study_s_learner_is_in_float32_on_every_machine(tmp_path):

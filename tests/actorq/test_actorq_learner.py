@@ -321,7 +321,7 @@ def test_schedules_of_a_resumed_run_end_where_it_ends_now_and_never_rise(rig, ca
     first.loop._save()
     second = rig(**chosen, resume=True, n_timesteps=longer)
     assert second.loop.replay.size() == 600
-    said = "going on at step 600 after 124 updates, 600 rows of replay, epsilon 0.05, version 12"
+    said = "resuming at step 600 after 124 updates, 600 rows of replay, epsilon 0.05, version 12"
     if longer > STEPS:
         said += "; schedules do not rise again in the longer run: learning_rate at most 0.0005, epsilon at most 0.05"
     assert f"quarl: {said}\n" in capsys.readouterr().err

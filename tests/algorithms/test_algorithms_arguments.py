@@ -48,7 +48,7 @@ def test_numbers_are_numbers_in_every_learner(algo, given, said):
     ("given", "said"),
     [
         ({"train_freq": 0}, "train_freq is '0', not a whole number from 1 on"),
-        ({"train_freq": (1,)}, r"train_freq is '\(1,\)'; write a number, or as in \[1, 'episode'\]"),
+        ({"train_freq": (1,)}, r"train_freq is '\(1,\)'; use a number, or a pair such as \[1, 'episode'\]"),
         ({"train_freq": (0, "episode")}, "train_freq is"),
         ({"train_freq": (1, "week")}, "train_freq is"),
         ({"train_freq": "episode"}, "train_freq is 'episode', not a whole number"),

@@ -83,7 +83,7 @@ def test_a_rate_that_has_come_to_its_end_stays_there_and_the_numbers_to_give_are
     model.learn(64)
     assert hold(model, 128) == (
         "; schedules do not rise again in the longer run: learning_rate at most 0, clip_range at most 0; at 0 nothing "
-        "more is learned: go on with numbers, as in --params learning_rate:0.0001 clip_range:0.02"
+        "more is learned: set constants, as in --params learning_rate:0.0001 clip_range:0.02"
     )
     model.learn(64, reset_num_timesteps=False)
     assert model.lr_schedule(model._current_progress_remaining) == 0
@@ -93,9 +93,9 @@ def test_nothing_is_said_where_nothing_would_rise():
     model = A2C("MlpPolicy", "CartPole-v1", device="cpu")
     model.learn(50)
     assert hold(model, 500) == ""  # its rate is constant
-    assert standing(model) == "going on at step 50 after 10 updates"
+    assert standing(model) == "resuming at step 50 after 10 updates"
     model = dqn(learning_rate=FALLING, learning_starts=10)
     model.learn(60)
     model.num_timesteps, model._current_progress_remaining = 60, 1 - 60 / 100
     assert hold(model, 100) == ""  # to the end that it had
-    assert standing(model).startswith("going on at step 60 after 13 updates, 50 rows of replay, epsilon ")
+    assert standing(model).startswith("resuming at step 60 after 13 updates, 50 rows of replay, epsilon ")

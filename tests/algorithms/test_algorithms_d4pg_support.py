@@ -82,10 +82,10 @@ def test_pendulum_s_support_is_found_from_its_warm_up_and_kept_in_the_saved_mode
 
 def test_a_support_beside_the_rewards_is_refused_with_the_numbers_to_give():
     model, said = made(v_min=0, v_max=100)
-    with pytest.raises(QuarlError, match=r"\[0, 100\] holds no return: .* give --params v_min:-[\d.]+ v_max:0, or"):
+    with pytest.raises(QuarlError, match=r"\[0, 100\] contains no return: .* set --params v_min:-[\d.]+ v_max:0, or"):
         model.learn(110)
     assert (model._n_updates, said) == (0, [])
-    with pytest.raises(QuarlError, match=r"\[5, 0\] holds no return"):
+    with pytest.raises(QuarlError, match=r"\[5, 0\] contains no return"):
         made(v_min=5)[0].learn(110)
 
 
@@ -95,7 +95,7 @@ def test_a_support_that_is_too_narrow_is_told_and_kept():
     model.learn(310)
     assert model.critic.support == (-200, 0)
     assert len(said) == 1
-    assert "D4PG's support [-200, 0] is not theirs: rewards so far are worth -" in said[0]
+    assert "D4PG's support [-200, 0] does not match the rewards: rewards so far are worth -" in said[0]
     half, said = made(v_max=10)
     half.learn(110)
     low, high = half.critic.support or (0, 0)

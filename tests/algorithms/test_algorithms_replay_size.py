@@ -23,8 +23,8 @@ def test_a_replay_that_does_not_fit_is_refused_with_a_number_that_fits(words, tm
     assert main([*words, "buffer_size:100000"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert said == (
-        f"quarl: a replay of 100,000 steps takes {100_000 * ROW / 1e9:.3g} GB, and 3 GB of memory are free: --params "
-        "buffer_size:42000 fits"
+        f"quarl: a replay of 100,000 steps takes {100_000 * ROW / 1e9:.3g} GB, and 3 GB of memory are free: use "
+        "--params buffer_size:42000"
     )
     assert list(tmp_path.iterdir()) == []
     offered = int(re.search(r"buffer_size:(\d+)", said)[1])

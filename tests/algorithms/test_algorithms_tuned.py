@@ -82,7 +82,7 @@ def test_policy_kwargs_with_classes_are_understood():
         ("ppo", "CartPole-v1", "RL Zoo's for CartPole-v1"),
         ("ppo", "HalfCheetah-v5", "RL Zoo's for HalfCheetah-v4"),
         ("ppo", "LunarLander-v2", "RL Zoo's for LunarLander-v3"),
-        ("ppo", "Taxi-v3", "Stable-Baselines3's defaults, for RL Zoo has none for ppo on Taxi-v3"),
+        ("ppo", "Taxi-v3", "Stable-Baselines3's defaults, as RL Zoo has none for ppo on Taxi-v3"),
         ("d4pg", "Pendulum-v1", "D4PG's defaults"),
     ],
 )

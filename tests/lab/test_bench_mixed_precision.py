@@ -222,7 +222,7 @@ def test_policy_kwargs_are_those_given_and_the_policy_s():
         ("--params batch_size:64", "--params batch_size is what --batch-size says: drop it"),
         ("--params buffer_size:5", "--params buffer_size is fixed where updates are timed: drop it"),
         ("--what learning", "has no option --what; use quarl study run studies/mixed-precision-learning.yml"),
-        ("--env CartPole-v1 --policies 4,8", "WideCNN reads images"),
+        ("--env CartPole-v1 --policies 4,8", "WideCNN requires images"),
     ],
 )
 def test_mistakes_are_one_line(words, said, capsys):

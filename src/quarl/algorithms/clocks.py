@@ -1,4 +1,4 @@
-"""A learner's clocks: whether a run comes to an update at all, and schedules that do not rise in one that goes on."""
+"""A learner's clocks: a check that a run reaches an update, and schedules that do not rise in a resumed run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from stable_baselines3.common.type_aliases import TrainFrequencyUnit
 from quarl.errors import QuarlError
 
 CLOCK = "_update_current_progress_remaining"
-"""The method that `hold` replaces on a model, which is not to be saved with it."""
+"""Method that `hold` replaces on a model; it must not be saved with the model."""
 SCHEDULES = {"learning_rate": "lr_schedule", "clip_range": "clip_range", "clip_range_vf": "clip_range_vf"}
-"""Hyper-parameters that may fall in the course of training, and the model's attributes."""
-NO_UPDATES = "--params gradient_steps:0 would train nothing: give updates a round, or -1 for one a step"
+"""Hyper-parameters with a schedule, and the model's attributes for them."""
+NO_UPDATES = "--params gradient_steps:0 would train nothing: set the updates of a round, or -1 for one per step"
 
 
 def rollout_steps(model: BaseAlgorithm) -> int:
-    """Environment steps of a rollout; the fewest that it can have where it counts episodes."""
+    """Return the environment steps of a rollout; the minimum if it counts episodes."""
     if isinstance(model, OnPolicyAlgorithm):
         return model.n_steps * model.n_envs
     assert isinstance(model, OffPolicyAlgorithm)
@@ -29,9 +29,9 @@ def rollout_steps(model: BaseAlgorithm) -> int:
 
 
 def check_updates(model: BaseAlgorithm, end: int) -> None:
-    """QuarlError where a run from the model's clock to step `end` would leave it without one update."""
+    """Raise QuarlError if a run from the model's clock to step `end` would make no update."""
     if not isinstance(model, OffPolicyAlgorithm) or model._n_updates:
-        return  # an on-policy rollout is made whole and learnt from
+        return  # an on-policy rollout is always completed and learned from
     if model.gradient_steps == 0:
         raise QuarlError(NO_UPDATES)
     start, rollout = model.num_timesteps, rollout_steps(model)
@@ -42,7 +42,13 @@ def check_updates(model: BaseAlgorithm, end: int) -> None:
 
 
 def no_update(starts: int, end: int, name: str) -> QuarlError:
-    """What to raise where the hyper-parameter `name` puts the first update behind the end of a run."""
+    """Return the error for a run that ends before the first update.
+
+    Args:
+        starts: Environment steps before the first update.
+        end: Last step of the run.
+        name: Hyper-parameter that delays the update.
+    """
     return QuarlError(
         f"learning starts after step {starts:,} and the run ends at {end:,}: nothing would be learned; raise -n or "
         f"lower --params {name}"
@@ -50,18 +56,18 @@ def no_update(starts: int, end: int, name: str) -> QuarlError:
 
 
 def standing(model: BaseAlgorithm) -> str:
-    """A line that says where a run goes on: its clocks, what replay holds, DQN's epsilon."""
+    """Return a line about a resumed run: its clocks, rows of replay, and DQN's epsilon."""
     replay, epsilon = getattr(model, "replay_buffer", None), getattr(model, "exploration_rate", None)
     rows = "" if replay is None else f", {replay.size() * replay.n_envs:,} rows of replay"
     explored = "" if epsilon is None else f", epsilon {epsilon:.3g}"
-    return f"going on at step {model.num_timesteps:,} after {model._n_updates:,} updates{rows}{explored}"
+    return f"resuming at step {model.num_timesteps:,} after {model._n_updates:,} updates{rows}{explored}"
 
 
 def hold(model: BaseAlgorithm, end: int) -> str:
-    """Keeps schedules of a model that goes on to step `end` from rising; what it says of them, if any would.
+    """Keep schedules from rising when a model resumes to step `end`; return a description of those affected.
 
-    They are functions of the share of the run that remains. In a longer run it would be a larger one again, and here
-    waits where it is: what had come to its end stays there.
+    Schedules are functions of the remaining share of the run. A longer run would increase that share; instead it stays
+    until the run has caught up. Schedules that had reached their end stay there.
     """
     stopped, plain = float(model._current_progress_remaining), getattr(model, CLOCK)
 
@@ -70,7 +76,7 @@ def hold(model: BaseAlgorithm, end: int) -> str:
         model._current_progress_remaining = min(model._current_progress_remaining, stopped)
 
     vars(model)[CLOCK] = update
-    if 1 - (model.num_timesteps + model.n_envs) / end <= stopped:  # a step that a signal broke off was counted
+    if 1 - (model.num_timesteps + model.n_envs) / end <= stopped:  # a step that a signal interrupted was counted
         return ""
     schedules = {name: schedule for name, key in SCHEDULES.items() if (schedule := getattr(model, key, None))}
     held = {name: f(stopped) for name, f in schedules.items() if f(0.0) != f(1.0)}
@@ -78,5 +84,5 @@ def hold(model: BaseAlgorithm, end: int) -> str:
     if (epsilon := getattr(model, "exploration_rate", None)) is not None:
         held["epsilon"] = epsilon
     at_most = ", ".join(f"{name} at most {value:.3g}" for name, value in held.items())
-    more = ended and f"; at 0 nothing more is learned: go on with numbers, as in --params {ended}"
+    more = ended and f"; at 0 nothing more is learned: set constants, as in --params {ended}"
     return at_most and f"; schedules do not rise again in the longer run: {at_most}{more}"

@@ -1,7 +1,7 @@
 """D4PG: a deterministic actor, trained on the gradient of a critic that predicts the distribution of returns.
 
 Barth-Maron et al. 2018, "Distributed Distributional Deterministic Policy Gradients", without the distribution over
-machines (that is ActorQ's part) and with uniform replay. Everything else is a Stable-Baselines3 off-policy algorithm.
+machines (ActorQ's task) and with uniform replay. Everything else is a Stable-Baselines3 off-policy algorithm.
 """
 
 from __future__ import annotations
@@ -37,29 +37,31 @@ QUARL_2020: dict[str, Any] = {
     "saturation_penalty": 0.0,
     "policy_kwargs": {"net_arch": {"pi": [2048, 2048, 2048], "qf": [512, 512, 256]}, "activation_fn": nn.Tanh},
 }
-"""Arguments of D4PG as the original ActorQ had them (Acme's D4PGLearner), with its scripts' sizes of the actor.
+"""Arguments of D4PG in the original ActorQ (Acme's D4PGLearner), with the actor size of its scripts.
 
-One thing is not the original's: a fresh critic expects a return of 0 (d4pg_policy.FRESH_ATOMS), not all equally.
+One difference remains: a fresh critic expects a return of 0 (d4pg_policy.FRESH_ATOMS), not a uniform distribution.
 """
 
 
 class D4PG(FindsSupport):
     """A Stable-Baselines3 model: `D4PG("MlpPolicy", env).learn(100_000)`.
 
-    v_min, v_max: the support of returns, which must hold every discounted return, and tightly: the atoms share it.
-        What is not given is found from the rewards before the first update (`d4pg_support`), and grows where targets
-        leave it.
-    sigma: standard deviation of Gaussian exploration in actions scaled to [-1, 1], where no `action_noise` is given.
-    target_update_interval: updates between the steps of the target networks, each by `tau` (1: a copy).
-    max_action_gradient_norm: what each row's dq/da is clipped to (Acme's dqda_clipping).
-    max_grad_norm: what the gradient of each network is clipped to.
-    saturation_penalty: weight of half the square of what tanh squashes, in the unit of a clipped dq/da. Where the
-        critic sees little difference, Adam makes full steps of its noise; without the penalty they end in the corners
-        of tanh. An action with dq/da of 1 is held at ±0.98 by 0.02.
+    Args:
+        v_min, v_max: Support of returns. It must contain every discounted return, and tightly: the atoms share it.
+            Missing ends are found from the rewards before the first update (`d4pg_support`), and move if targets
+            leave the support.
+        sigma: Standard deviation of Gaussian exploration in actions scaled to [-1, 1], unless `action_noise` is
+            given.
+        target_update_interval: Updates between two steps of the target networks, each by `tau` (1: a copy).
+        max_action_gradient_norm: Maximum norm of each row's dq/da (Acme's dqda_clipping).
+        max_grad_norm: Maximum norm of each network's gradient.
+        saturation_penalty: Weight of half the square of tanh's input, in the unit of a clipped dq/da. If the critic
+            sees little difference, Adam makes full steps of its noise; without the penalty these end in the corners
+            of tanh. An action with dq/da of 1 is held at ±0.98 by 0.02.
 
     The other arguments are those of every off-policy algorithm of Stable-Baselines3. gamma, batch_size, num_atoms, the
-    copies of the targets and the two clips are the original's (QUARL_2020); learning_rate, n_steps, sigma and the
-    penalty were tried on DM Control, not swept.
+    target copies and the two clips are the original's (QUARL_2020); learning_rate, n_steps, sigma and the penalty were
+    tried on DM Control, not swept.
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"MlpPolicy": D4PGPolicy, "CnnPolicy": D4PGCnnPolicy}
@@ -69,7 +71,7 @@ class D4PG(FindsSupport):
     critic: CategoricalCritic
     critic_target: CategoricalCritic
     asks: ClassVar[bool] = True
-    """Whether an update may wait for numbers of its own; one that a CUDA graph records must not."""
+    """True if an update may wait for numbers of its own; an update recorded in a CUDA graph must not."""
 
     def __init__(
         self,
@@ -104,7 +106,9 @@ class D4PG(FindsSupport):
         _init_setup_model: bool = True,
     ) -> None:
         if num_atoms < 2 or (v_min is not None and v_max is not None and not v_min < v_max):
-            raise QuarlError(f"no support of {num_atoms} atoms on [{v_min}, {v_max}]; give v_min < v_max and 2 or more")
+            raise QuarlError(
+                f"no support of {num_atoms} atoms on [{v_min}, {v_max}]; use v_min < v_max and 2 or more atoms"
+            )
         if target_update_interval < 1:
             raise QuarlError(f"target_update_interval must be at least 1, got {target_update_interval}")
         super().__init__(
@@ -122,7 +126,7 @@ class D4PG(FindsSupport):
             replay_buffer_class=replay_buffer_class,
             replay_buffer_kwargs=replay_buffer_kwargs,
             n_steps=n_steps,
-            # The policy carries the support, so that it can be saved and built without the algorithm.
+            # The policy holds the support, so that it can be saved and built without the algorithm.
             policy_kwargs={**(policy_kwargs or {}), "v_min": v_min, "v_max": v_max, "num_atoms": num_atoms},
             stats_window_size=stats_window_size,
             tensorboard_log=tensorboard_log,
@@ -145,14 +149,15 @@ class D4PG(FindsSupport):
     def _setup_model(self) -> None:
         chosen = {"n_steps": self.n_steps, "gamma": self.gamma}
         if self.replay_buffer_class is NStepReplayBuffer and self.replay_buffer_kwargs == chosen:
-            self.replay_buffer_class = None  # of a loaded model: chosen by the base class, which warns of it as ours
+            # The base class chose it for a loaded model, and would warn that the user did.
+            self.replay_buffer_class = None
         super()._setup_model()
         if self.action_noise is None and self.sigma > 0:
             num_actions = int(np.prod(self.action_space.shape or ()))
             self.action_noise = NormalActionNoise(np.zeros(num_actions), np.full(num_actions, self.sigma))
         self.actor, self.actor_target = self.policy.actor, self.policy.actor_target
         self.critic, self.critic_target = self.policy.critic, self.policy.critic_target
-        # As TD3 has them: what targets take over besides parameters.
+        # Like TD3: statistics that targets copy besides parameters.
         self.actor_batch_norm_stats = get_parameters_by_name(self.actor, ["running_"])
         self.actor_batch_norm_stats_target = get_parameters_by_name(self.actor_target, ["running_"])
         self.critic_batch_norm_stats = get_parameters_by_name(self.critic, ["running_"])
@@ -164,7 +169,7 @@ class D4PG(FindsSupport):
         assert self.replay_buffer is not None
         losses: list[Tensor] = []
         values: list[Tensor] = []
-        # also where weights went back to the beginning
+        # also if the weights were reset
         unfit = self.asks and (self._n_updates == 0 or self.critic.support is None)
         for _ in range(gradient_steps):
             batch = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
@@ -181,7 +186,7 @@ class D4PG(FindsSupport):
             self.logger.record("train/value", torch.stack(values).mean().item())
 
     def after_update(self) -> None:
-        """Moves the target networks, and the support beneath them, where that is due."""
+        """Move the target networks and their support if they are due."""
         if self._n_updates % self.target_update_interval == 0:
             polyak_update(self.actor.parameters(), self.actor_target.parameters(), self.tau)
             polyak_update(self.critic.parameters(), self.critic_target.parameters(), self.tau)
@@ -190,8 +195,8 @@ class D4PG(FindsSupport):
             self.widen_support(self._expected)
 
     def _update_critic(self, batch: ReplayBufferSamples) -> Tensor:
-        """The cross-entropy of the critic's distribution with the n-step target, after one step down its gradient."""
-        # One number per row where the replay sums n rewards: gamma to the number of rewards that it summed.
+        """Make one step on the cross-entropy of the critic's distribution with the n-step target; return it."""
+        # One discount per row if the replay sums n rewards: gamma to the power of the number of summed rewards.
         discounts = self.gamma if batch.discounts is None else batch.discounts
         with torch.no_grad():
             next_actions = self.actor_target(batch.next_observations)
@@ -207,12 +212,12 @@ class D4PG(FindsSupport):
         return loss.detach()
 
     def _update_actor(self, observations: Tensor) -> Tensor:
-        """The critic's mean value of the actor's actions, before one step of these up its clipped gradient."""
+        """Make one step of the actions up the critic's clipped gradient; return the critic's mean value before it."""
         before = self.actor.before_tanh(observations)
         actions = before.tanh()
         leaves = actions.detach().requires_grad_()
         values = self.critic.value(observations, leaves)
-        # Towards the actions only: gradients of the critic's weights would cost as much again, and are not wanted.
+        # Only the gradient of the actions: the critic's weights would cost as much again, and are not needed.
         (gradient,) = torch.autograd.grad(values.sum(), leaves)
         gradient = clip_rows(gradient, self.max_action_gradient_norm)
         self.actor.optimizer.zero_grad()
@@ -226,7 +231,8 @@ class D4PG(FindsSupport):
     def _step(self, network: D4PGActor | CategoricalCritic) -> None:
         gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
         norm = nn.utils.get_total_norm(gradients)
-        if not self.asks or norm > self.max_grad_norm:  # rare: unasked, clipping multiplies every gradient, mostly by 1
+        # Rare: otherwise clipping multiplies every gradient, mostly by 1.
+        if not self.asks or norm > self.max_grad_norm:
             nn.utils.clip_grads_with_norm_(network.parameters(), self.max_grad_norm, norm)
         network.optimizer.step()
 
@@ -240,14 +246,19 @@ class D4PG(FindsSupport):
 
 
 def project(returns: Tensor, probabilities: Tensor, atoms: Tensor) -> Tensor:
-    """Probabilities [B, K] on `atoms` [K], evenly spaced, of a distribution at `returns` [B, K].
+    """Return probabilities [B, K] on evenly spaced `atoms` [K] for a distribution at `returns` [B, K].
 
-    Each probability is shared between the two atoms around its return, in proportion to nearness, so that the mean is
-    kept; returns beyond the support count as its ends (Bellemare et al. 2017, algorithm 1).
+    Each probability is shared between the two atoms around its return, in proportion to nearness, which keeps the mean.
+    Returns beyond the support count as its ends (Bellemare et al. 2017, algorithm 1).
+
+    Args:
+        returns: Returns [B, K].
+        probabilities: Probabilities [B, K] of the returns.
+        atoms: Atoms [K].
     """
     num_atoms = len(atoms)
     places = ((returns - atoms[0]) * ((num_atoms - 1) / (atoms[-1] - atoms[0]))).clamp(0, num_atoms - 1)
-    lower = places.floor().clamp(max=num_atoms - 2)  # the last atom is the upper neighbour at distance 0
+    lower = places.floor().clamp(max=num_atoms - 2)  # the last atom is the upper neighbor at distance 0
     share = places - lower
     below = lower.long()
     projected = torch.zeros_like(probabilities)
@@ -257,6 +268,6 @@ def project(returns: Tensor, probabilities: Tensor, atoms: Tensor) -> Tensor:
 
 
 def clip_rows(gradient: Tensor, max_norm: float) -> Tensor:
-    """The gradient [B, A], each row that is longer than `max_norm` shortened to it."""
+    """Return the gradient [B, A] with each row shortened to at most `max_norm`."""
     norms: Tensor = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
     return gradient / (norms / max_norm).clamp(min=1)

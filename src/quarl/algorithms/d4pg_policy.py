@@ -15,19 +15,19 @@ from stable_baselines3.td3.policies import Actor, TD3Policy
 from torch import Tensor, nn
 
 NET_ARCH = {"pi": [256, 256, 256], "qf": [512, 512, 256]}
-"""The critic is that of the original ActorQ; its actors had three layers of 2,048 or more."""
+"""Hidden layers; the critic's are the original ActorQ's, whose actors had three layers of 2,048 or more."""
 LAST_LAYER_VARIANCE = 1e-4
-"""Of a fresh actor's output, over the mean square of the last hidden layer: actions start in the middle of tanh."""
+"""Variance of a fresh actor's output over the mean square of its last hidden layer: actions start near zero."""
 FRESH_ATOMS = 2.0
-"""Over so many atoms a fresh critic's probability falls by e, to both sides of a return of 0.
+"""Number of atoms over which a fresh critic's probability falls by e, on both sides of a return of 0.
 
-Equal probabilities would mean the middle of the support: on [0, 100] a return of 50, from anywhere, that it takes
-thousands of updates to unlearn, while the actor follows the errors of its unlearning into the corners of tanh.
+Equal probabilities would mean the middle of the support: on [0, 100] a return of 50 from any state, which takes
+thousands of updates to unlearn. Meanwhile the actor would follow the critic's errors into the corners of tanh.
 """
 
 
 class D4PGActor(Actor):
-    """Actions [B, A] in [-1, 1]: TD3's network, started near zero and squashed in float32."""
+    """An actor of actions [B, A] in [-1, 1]: TD3's network, started near zero and squashed in float32."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -38,12 +38,13 @@ class D4PGActor(Actor):
         nn.init.zeros_(last.bias)
 
     def before_tanh(self, observations: Tensor) -> Tensor:
-        """What tanh squashes [B, A], float32."""
+        """Return the input of tanh [B, A], float32."""
         *layers, _tanh = self.mu
         output: Tensor = self.extract_features(observations, self.features_extractor)
         for layer in layers:
             output = layer(output)
-        # In bfloat16 tanh(x) is exactly 1 from x = 3.1 on: its gradient is 0 there, and a saturated action stays so.
+        # The gradient of tanh(x) in bfloat16 is 0 from x = 3.1 on, since tanh(x) is exactly 1: a saturated action stays
+        # so.
         return output.float()
 
     def forward(self, obs: Tensor) -> Tensor:
@@ -51,9 +52,9 @@ class D4PGActor(Actor):
 
 
 class CategoricalCritic(BaseModel):
-    """Logits [B, num_atoms] of the return of an action; the atoms lie evenly on [v_min, v_max], once these are known.
+    """A critic of logits [B, num_atoms] of the return; the atoms are evenly spaced on [v_min, v_max], once known.
 
-    Layer normalisation and tanh after the first layer, ELU after the others, as in Acme's LayerNormMLP: the scale of
+    Layer normalization and tanh follow the first layer, ELU the others, as in Acme's LayerNormMLP: the scale of
     observations does not reach the deeper layers.
     """
 
@@ -70,6 +71,17 @@ class CategoricalCritic(BaseModel):
         support: tuple[float | None, float | None, int],
         normalize_images: bool = True,
     ) -> None:
+        """Build the layers.
+
+        Args:
+            observation_space: Space of the observations.
+            action_space: Space of the actions.
+            net_arch: Units of the hidden layers.
+            features_extractor: First part of the network.
+            features_dim: Number of its features.
+            support: First and last atom, each None if unknown, and the number of atoms.
+            normalize_images: Divide images by 255.
+        """
         super().__init__(
             observation_space,
             action_space,
@@ -78,6 +90,7 @@ class CategoricalCritic(BaseModel):
         )
         v_min, v_max, num_atoms = support
         self.register_buffer("atoms", torch.zeros(num_atoms))
+        # Layer normalization and tanh after the first layer, ELU after the others.
         layers: list[nn.Module] = []
         width = features_dim + get_action_dim(action_space)
         for num_units in net_arch:
@@ -86,20 +99,20 @@ class CategoricalCritic(BaseModel):
             width = num_units
         self.torso = nn.Sequential(*layers)
         self.head = nn.Linear(width, num_atoms)
-        with torch.no_grad():  # as where no return is below 0, until it is known
+        with torch.no_grad():  # until the support is known, assume that no return is below 0
             self.head.bias.copy_(-torch.arange(num_atoms) / FRESH_ATOMS)
         if v_min is not None and v_max is not None:
             self.support_on(v_min, v_max)
 
     @property
     def support(self) -> tuple[float, float] | None:
-        """The first and the last atom; None before they are known. Checkpoints have it, as atoms are a buffer."""
+        """First and last atom; None before they are known. Checkpoints contain them, since atoms are a buffer."""
         low, high = float(self.atoms[0]), float(self.atoms[-1])
         return (low, high) if low < high else None
 
     @torch.no_grad()
     def support_on(self, v_min: float, v_max: float) -> None:
-        """Moves the atoms to [v_min, v_max]: a fresh critic expects 0 there, any other about what it did before."""
+        """Move the atoms to [v_min, v_max]: a fresh critic then expects 0, any other roughly its earlier values."""
         num_atoms, old = len(self.atoms), self.support
         self.atoms.copy_(torch.linspace(v_min, v_max, num_atoms))
         if old is None:
@@ -118,21 +131,21 @@ class CategoricalCritic(BaseModel):
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
         features = self.extract_features(observations, self.features_extractor)
         hidden = self.torso(torch.cat([features, actions], dim=1))
-        # bfloat16 has 8 bits, too few for logits whose small differences, times 100, are the value of an action.
+        # bfloat16 has 8 bits, too few for logits whose small differences, times 100, are the value of an action
         with torch.autocast(hidden.device.type, enabled=False):
             logits: Tensor = self.head(hidden.float())
         return logits
 
     def value(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """Expected return [B]."""
+        """Return the expected return [B]."""
         probabilities = self(observations, actions).softmax(dim=1)
-        with torch.autocast(probabilities.device.type, enabled=False):  # atoms are no numbers of bfloat16
+        with torch.autocast(probabilities.device.type, enabled=False):  # bfloat16 cannot represent the atoms
             mean: Tensor = probabilities.float() @ self.atoms
         return mean
 
 
 class D4PGPolicy(TD3Policy):
-    """Actor, critic and their targets; `net_arch` as in TD3, dict(pi=[...], qf=[...])."""
+    """A policy of actor, critic and their targets; `net_arch` as in TD3, dict(pi=[...], qf=[...])."""
 
     actor: D4PGActor
     actor_target: D4PGActor
@@ -153,9 +166,23 @@ class D4PGPolicy(TD3Policy):
         optimizer_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        self.support = (v_min, v_max, num_atoms)  # before the base class, which builds the critics
+        """Build actor, critic and their targets.
+
+        Args:
+            observation_space: Space of the observations.
+            action_space: Space of the actions.
+            lr_schedule: Learning rate over the remaining share of training.
+            net_arch: Hidden layers; None means NET_ARCH.
+            v_min: First atom; None if unknown.
+            v_max: Last atom; None if unknown.
+            num_atoms: Number of atoms.
+            optimizer_class: Class of the optimizers.
+            optimizer_kwargs: Arguments of the optimizers.
+            **kwargs: Further arguments of TD3's policy.
+        """
+        self.support = (v_min, v_max, num_atoms)  # the base class builds the critics, so set this before
         if optimizer_kwargs is None:
-            # One pass over the weights instead of four: Adam is bound by memory.
+            # The fused optimizer makes one pass over the weights instead of four: Adam is memory-bound.
             optimizer_kwargs = {"fused": True} if optimizer_class is torch.optim.Adam else {}
         super().__init__(
             observation_space,
@@ -189,7 +216,7 @@ class D4PGPolicy(TD3Policy):
 
 
 class D4PGCnnPolicy(D4PGPolicy):
-    """On images: actor and critic begin with a NatureCNN each."""
+    """A policy for images: actor and critic each begin with a NatureCNN."""
 
     def __init__(
         self, *args: Any, features_extractor_class: type[BaseFeaturesExtractor] = NatureCNN, **kwargs: Any
@@ -198,7 +225,7 @@ class D4PGCnnPolicy(D4PGPolicy):
 
 
 def initialise(layer: nn.Linear) -> nn.Linear:
-    """The layer, with weights uniform on ±1/sqrt(out) and no bias: VarianceScaling(1/3, fan_out), as the original."""
+    """Return the layer without bias and with weights uniform on ±1/sqrt(out), VarianceScaling(1/3, fan_out)."""
     bound = 1 / math.sqrt(layer.out_features)
     nn.init.uniform_(layer.weight, -bound, bound)
     nn.init.zeros_(layer.bias)

@@ -1,4 +1,4 @@
-"""The support of D4PG's returns: found from the rewards that come, widened where they grow, and compared with them."""
+"""The support of D4PG's returns: derived from rewards, widened if returns grow, and checked against them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from quarl.algorithms.d4pg_policy import CategoricalCritic
 from quarl.errors import QuarlError
 
 LEAST_LEFT = 1e-3
-"""1 - gamma at least: no return counts more than a thousand steps."""
+"""Minimum of 1 - gamma: no return counts more than a thousand steps."""
 
 
 def find(lasting: Tensor, left: float) -> tuple[float, float]:
-    """The support (v_min, v_max) for returns of which `lasting` [B, 1] are samples, one for each row of replay.
+    """Return the support (v_min, v_max) for returns of which `lasting` [B, 1] are samples, one for each row of replay.
 
-    lasting: r / (1 - gamma), the return if the row's reward r came for ever, and r where an episode ended with it.
-    Its mean is about the value of whoever gathered the rows, however many steps a row sums: r_1 + ... + gamma^(n-1) r_n
-    over 1 - gamma^n is such a return too. left: 1 - gamma. Where no |r| is above 1, as in DM Control, the reach is the
-    bound 1 / (1 - gamma) of returns; else twice the mean size, as states are better and worse than the mean. To a side
-    whose sign no reward has it is 0.
+    If no |r| is above 1, as in DM Control, the reach is the bound 1 / (1 - gamma) of returns. Otherwise it is twice the
+    mean size, since states are better and worse than the mean. An end whose sign no reward has is 0.
+
+    Args:
+        lasting: Values r / (1 - gamma), the return if the row's reward r came forever, or r if an episode ended
+            with it. Their mean is about the value of the policy that collected the rows, however many steps a row
+            sums: r_1 + ... + gamma^(n-1) r_n over 1 - gamma^n is such a return, too.
+        left: Value of 1 - gamma.
     """
     size = lasting.abs()
-    # a sum of n rewards of 1 may come out a little larger
+    # a sum of n rewards of 1 may be slightly larger
     reach = _rounded(1 / left if float(size.max()) * left < 1.001 else 2 * float(size.mean()))
     below, above = bool((lasting < 0).any()), bool((lasting > 0).any())
     return -reach if below else 0.0, reach if above or not below else 0.0
@@ -39,12 +42,12 @@ class FindsSupport(OffPolicyAlgorithm):
     say: Callable[[str], None]
 
     def fit_support(self, batch: ReplayBufferSamples) -> None:
-        """Give the critics, before their first update, the ends of the support that were not given.
+        """Set the missing ends of the critics' support before their first update.
 
-        Given ends are compared with the rewards: an error if they hold no return, a line if they miss the mean.
+        Explicit ends are compared with the rewards; a warning follows if they miss the mean.
 
         Raises:
-            QuarlError: the given support holds no return.
+            QuarlError: If the explicit support contains no return.
         """
         going_on = (self.gamma if batch.discounts is None else batch.discounts) * (1 - batch.dones)
         lasting, left = batch.rewards / (1 - going_on).clamp(min=LEAST_LEFT), max(1 - self.gamma, LEAST_LEFT)
@@ -52,18 +55,18 @@ class FindsSupport(OffPolicyAlgorithm):
         low, high = (end if given is None else given for given, end in zip(self._given_ends(), ends, strict=True))
         mean = float(batch.rewards.mean() / (1 - going_on.mean()).clamp(min=LEAST_LEFT))
         met = f"rewards so far are worth {mean:.4g} at gamma {self.gamma:g}"
-        advice = f"give --params v_min:{ends[0]:.4g} v_max:{ends[1]:.4g}, or neither"
+        advice = f"set --params v_min:{ends[0]:.4g} v_max:{ends[1]:.4g}, or neither"
         if min(high, ends[1]) <= max(low, ends[0]):
-            raise QuarlError(f"D4PG's support [{low:.4g}, {high:.4g}] holds no return: {met}; {advice}")
+            raise QuarlError(f"D4PG's support [{low:.4g}, {high:.4g}] contains no return: {met}; {advice}")
         if self.critic.support is None:
             self._move_support(low, high)
             self.say(f"D4PG's support of returns is [{low:.4g}, {high:.4g}]: {met}")
             return
         if not low <= mean <= high:
-            self.say(f"D4PG's support [{low:.4g}, {high:.4g}] is not theirs: {met}; {advice}")
+            self.say(f"D4PG's support [{low:.4g}, {high:.4g}] does not match the rewards: {met}; {advice}")
 
     def widen_support(self, expected: Tensor) -> None:
-        """Move an end that was not given to twice the return expected beyond it; expected: of a batch [B]."""
+        """Move an end that was not explicit to twice the expected return beyond it; `expected` is of a batch [B]."""
         support, given = self.critic.support, self._given_ends()
         assert support is not None
         least, most = float(expected.min()), float(expected.max())
@@ -71,9 +74,7 @@ class FindsSupport(OffPolicyAlgorithm):
         high = _rounded(2 * most) if given[1] is None and most > support[1] else support[1]
         if (low, high) != support:
             self._move_support(low, high)
-            self.say(
-                f"D4PG's support of returns is [{low:.4g}, {high:.4g}] from now on: {least:.4g} to {most:.4g} came"
-            )
+            self.say(f"D4PG's support of returns is [{low:.4g}, {high:.4g}] now: {least:.4g} to {most:.4g} expected")
 
     def _given_ends(self) -> tuple[float | None, float | None]:
         assert self.policy_kwargs is not None
@@ -85,4 +86,4 @@ class FindsSupport(OffPolicyAlgorithm):
 
 
 def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")  # as it is shown
+    return float(f"{value:.4g}")  # the displayed value

@@ -9,10 +9,10 @@ from torch.nn import functional
 
 
 class DoubleDQN(DQN):
-    """DQN whose online network chooses the next action and whose target network values it (equation 4)."""
+    """A DQN whose online network chooses the next action and whose target network values it (equation 4)."""
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
-        """`gradient_steps` updates on batches from replay."""
+        """Make `gradient_steps` updates on batches from replay."""
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         assert self.replay_buffer is not None

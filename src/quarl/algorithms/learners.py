@@ -1,6 +1,7 @@
-"""Learners by name: classes of Stable-Baselines3 and of this package, loaded when they are asked for, and made.
+"""Learners by name: classes of Stable-Baselines3 and of this package, loaded on demand, and their construction.
 
-Whether a replay fits in memory is asked before: numpy takes it row by row, and the system ends who takes too much.
+The module checks in advance that a replay fits in memory: numpy allocates it row by row, and the system kills a process
+that takes too much.
 """
 
 from __future__ import annotations
@@ -32,23 +33,23 @@ CLASSES = {
 }
 DOUBLE_DQN = "quarl.algorithms.double_dqn.DoubleDQN"
 DOUBLE = "double_q"
-"""The hyper-parameter that makes DQN's target that of double DQN."""
+"""Hyper-parameter that gives DQN the target of double DQN."""
 SHARE = 0.8
-"""Of free memory that a replay may take."""
+"""Share of free memory that a replay may take."""
 ROW_BYTES = 16
-"""Of a row beside observations and action: reward, end, time limit."""
+"""Bytes of a row beside observations and action: reward, end, time limit."""
 
 
 def learner_class(algo: str, *, double: bool = False) -> Any:
-    """The class of the algorithm; double: DQN's with another target."""
+    """Return the class of the algorithm; `double` selects DQN's variant with another target."""
     if double and algo != "dqn":
-        raise QuarlError(f"--params {DOUBLE}: only dqn has it, and the algorithm is {algo}")
+        raise QuarlError(f"--params {DOUBLE} requires --algo dqn, not {algo}")
     module, _, name = (DOUBLE_DQN if double else CLASSES[algo]).rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 
 def constructor(algo: str, hyperparameters: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The class that they make of the algorithm and its constructor's arguments; QuarlError where they are none."""
+    """Return the learner's class and its constructor arguments; raise QuarlError for an invalid hyper-parameter."""
     given = dict(hyperparameters)
     cls = learner_class(algo, double=bool(given.pop(DOUBLE, False)))
     return cls, checked(cls, given)
@@ -57,9 +58,19 @@ def constructor(algo: str, hyperparameters: Mapping[str, Any]) -> tuple[Any, dic
 def make_learner(
     config: LearnerOptions, cls: Any, policy: str, env: VecEnv, *, steps: int, device: str, **arguments: Any
 ) -> Any:
-    """The seeded model of the class; QuarlError, naming algorithm and environment, where none can be made.
+    """Return a seeded model of the class.
 
-    policy: its name in Stable-Baselines3. steps: of the run. arguments: further ones of the constructor.
+    Args:
+        config: Options with algorithm, environment and seed.
+        cls: Class of the learner.
+        policy: Name of the policy in Stable-Baselines3.
+        env: Vectorized environment.
+        steps: Environment steps of the run.
+        device: Name of the device.
+        **arguments: Further arguments of the constructor.
+
+    Raises:
+        QuarlError: If the model cannot be made; it names algorithm and environment.
     """
     check_replay(cls, arguments, env, steps)
     try:
@@ -69,8 +80,10 @@ def make_learner(
 
 
 def find_device(name: str) -> torch.device:
-    """The device of that name, auto the GPU where there is one. Stable-Baselines3 takes the CPU without a word instead
-    of a GPU that is not there; here that is a QuarlError."""
+    """Return the device of that name; auto is the GPU if there is one.
+
+    Raises QuarlError for a missing GPU, for which Stable-Baselines3 silently uses the CPU.
+    """
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise QuarlError(f"--device {name}: PyTorch finds no GPU here; use auto or cpu, or install a build for CUDA")
     device: torch.device = get_device(name)
@@ -78,9 +91,13 @@ def find_device(name: str) -> torch.device:
 
 
 def check_replay(cls: Any, arguments: Mapping[str, Any], env: VecEnv, steps: int) -> None:
-    """Refuses a replay that would not fit in the memory that is free, and names the size of one that does.
+    """Raise QuarlError, with a size that fits, if the replay would not fit in free memory.
 
-    arguments: the constructor's. steps: of the run, which fill no more rows.
+    Args:
+        cls: Class of the learner.
+        arguments: Arguments of its constructor.
+        env: Vectorized environment.
+        steps: Environment steps of the run, which fill no more rows.
     """
     parameter = inspect.signature(cls.__init__).parameters.get("buffer_size")
     free = free_bytes()
@@ -90,8 +107,8 @@ def check_replay(cls: Any, arguments: Mapping[str, Any], env: VecEnv, steps: int
     row = ROW_BYTES + sum(math.prod(kind.shape or ()) * np.dtype(kind.dtype).itemsize for kind in kinds)
     wanted, fits = int(arguments.get("buffer_size", parameter.default)), int(free * SHARE / row)
     if min(wanted, steps) > fits:
-        size = 10 ** max(len(str(fits)) - 2, 0)  # two digits are enough of it
+        size = 10 ** max(len(str(fits)) - 2, 0)  # two digits are enough
         raise QuarlError(
             f"a replay of {min(wanted, steps):,} steps takes {min(wanted, steps) * row / 1e9:.3g} GB, and "
-            f"{free / 1e9:.3g} GB of memory are free: --params buffer_size:{fits // size * size} fits"
+            f"{free / 1e9:.3g} GB of memory are free: use --params buffer_size:{fits // size * size}"
         )

@@ -1,8 +1,8 @@
-"""Mixed precision of a learner: matrix products in half floats, weights and optimisers in float32.
+"""Mixed precision of a learner: matrix products in half floats, weights and optimizers in float32.
 
-Stable-Baselines3's `train` calls `backward` and `step` itself, so float16's loss scaling (Micikevicius et al. 2018,
-section 3.2) is put around torch's `backward` while an update runs: the loss is multiplied, its gradients are divided
-before anyone clips or uses them, and an update whose gradients overflow is left out.
+Stable-Baselines3's `train` calls `backward` and `step` itself. Float16's loss scaling (Micikevicius et al. 2018,
+section 3.2) therefore wraps torch's `backward` during an update. The loss is multiplied, its gradients are divided
+before they are clipped or used, and an update whose gradients overflow is skipped.
 """
 
 from __future__ import annotations
@@ -22,14 +22,19 @@ from quarl.errors import note
 from quarl.machine import multiplies
 
 GROW_AFTER = 2000
-"""Updates without overflow, after which the scale doubles."""
+"""Updates without overflow after which the scale doubles."""
 LEAST, MOST = 1.0, 2.0**24
 WIDE = 1024
-"""Units of a layer from which on its matrix products in bfloat16 save more than the casts around them cost: an update
-takes 0.31 of the time at 2,048 and 1.19 at 256."""
+"""Minimum width for bfloat16: from there on its matrix products save more time than the casts cost.
+
+An update takes 0.31 of the time at 2,048 units and 1.19 at 256.
+"""
 HEADS = ("action_net", "value_net")
-"""Last layers of PPO and A2C: PPO compares log-probabilities that differ by less than bfloat16 tells apart, and with
-rounded ones learns nothing (CartPole: return 9 instead of 500)."""
+"""Last layers of PPO and A2C, which stay in float32.
+
+PPO compares log-probabilities whose differences bfloat16 cannot represent; with rounded ones it learns nothing
+(CartPole: return 9 instead of 500).
+"""
 
 
 def _last(network: nn.Module) -> nn.Module:
@@ -38,7 +43,7 @@ def _last(network: nn.Module) -> nn.Module:
 
 @contextlib.contextmanager
 def _in_float32(layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Inside, these layers compute in float32, whatever the autocast around them."""
+    """Compute these layers in float32 inside the block, despite the autocast around them."""
     for layer in layers:
         vars(layer)["forward"] = _exactly(layer.forward)
     try:
@@ -57,7 +62,7 @@ def _exactly(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 class Precision:
-    """What a learner's updates run in."""
+    """The precision of a learner's updates."""
 
     def __init__(
         self,
@@ -67,26 +72,35 @@ class Precision:
         *,
         scale: float = 2.0**16,
     ) -> None:
-        """parameters: what updates reach. heads: layers that stay in float32.
+        """Set the precision.
 
-        scale: float16's first factor of the loss; it is halved where gradients overflow.
+        Args:
+            dtype: Type of the matrix products.
+            parameters: Tensors that updates change.
+            heads: Layers that stay in float32.
+            scale: Initial factor of float16's loss; it is halved when gradients overflow.
         """
         self._type = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(dtype)
         self.dtype = dtype
         self._parameters, self._heads, self._device = parameters, heads, parameters[0].device.type
         self.scale = scale if dtype == "fp16" else 1.0
         self.num_skipped = 0
-        """Updates left out because a gradient was not finite."""
+        """Updates skipped because a gradient was not finite."""
         self._since = 0
 
     @classmethod
     def of(
         cls, model: BaseAlgorithm, dtype: Literal["auto", "fp32", "bf16", "fp16"], *, scale: float = 2.0**16
     ) -> Precision:
-        """That of the policy and of SAC's entropy coefficient, which is no part of it; heads are the last layers of
-        what is compared.
+        """Return the precision of a model's policy, and of SAC's entropy coefficient, which is not part of the policy.
 
-        Values of two actions differ by a hundredth of their size, and bfloat16 has 8 bits.
+        Heads are the last layers of networks whose outputs are compared. Values of two actions differ by a hundredth of
+        their size, and bfloat16 has 8 bits.
+
+        Args:
+            model: Model to train.
+            dtype: Type of the matrix products; auto chooses by the hardware.
+            scale: As in the constructor.
         """
         coefficient: Tensor | None = getattr(model, "log_ent_coef", None)
         heads = [head for name in HEADS if isinstance(head := getattr(model.policy, name, None), nn.Module)]
@@ -102,7 +116,7 @@ class Precision:
 
     @contextlib.contextmanager
     def update(self) -> Iterator[None]:
-        """Around one call of a model's `train`."""
+        """Run one call of a model's `train` in this precision."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(flushed())
             if self.dtype == "tf32":
@@ -110,7 +124,7 @@ class Precision:
                 stack.callback(setattr, matmul, "allow_tf32", matmul.allow_tf32)
                 matmul.allow_tf32 = True
             if self._type is not None:
-                # One call of `train` is many updates, of which each has to see the weights that the one before left.
+                # One call of `train` makes many updates, and each must see the weights that the one before left.
                 stack.enter_context(torch.autocast(self._device, self._type, cache_enabled=False))
                 stack.enter_context(_in_float32(self._heads))
             if self._type is torch.float16:
@@ -119,7 +133,7 @@ class Precision:
             yield
 
     def _scaled(self, plain: Callable[..., None]) -> Callable[..., None]:
-        """`backward` of a loss times the scale, whose gradients are divided by it."""
+        """Return a `backward` that multiplies the loss by the scale and divides its gradients by it."""
 
         def scaled(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
             several = [tensors] if isinstance(tensors, Tensor) else tensors
@@ -142,18 +156,18 @@ class Precision:
                 self.scale, self._since = min(2 * self.scale, MOST), 0
             return
         for parameter in self._parameters:
-            parameter.grad = None  # optimisers pass over these
+            parameter.grad = None  # optimizers skip these
         self.scale, self._since = max(self.scale / 2, LEAST), 0
         self.num_skipped += 1
 
 
 def chosen(model: BaseAlgorithm) -> Literal["fp32", "tf32", "bf16"]:
-    """What auto stands for here, said where it is not fp32: TF32 on a GPU, bf16 for wide layers on a CPU with it."""
+    """Resolve auto, and report any choice but fp32: TF32 on a GPU, bf16 for wide layers on a CPU that supports it."""
     widest = max((parameter.shape[0] for parameter in model.policy.parameters() if parameter.ndim == 2), default=0)
     if model.device.type == "cuda":
-        note("the learner multiplies in TF32, which --learner-dtype fp32 does not")
+        note("the learner multiplies in TF32; --learner-dtype fp32 turns this off")
         return "tf32"
     if model.device.type == "cpu" and widest >= WIDE and multiplies("bf16"):
-        note(f"the learner multiplies in bf16, as a layer has {widest:,} units; --learner-dtype fp32 does not")
+        note(f"the learner multiplies in bf16, as a layer has {widest:,} units; --learner-dtype fp32 turns this off")
         return "bf16"
     return "fp32"

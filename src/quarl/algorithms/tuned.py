@@ -1,6 +1,6 @@
 """RL Zoo's tuned hyper-parameters, from the YAML files in its installed package, which is not imported.
 
-Those of the classic tasks come with QuaRL too, in tuned.yml, for where RL Zoo is not installed.
+QuaRL has its own copy of those of the classic tasks, in tuned.yml, for installations without RL Zoo.
 """
 
 from __future__ import annotations
@@ -17,31 +17,35 @@ from quarl.readers.zoo import PREPROCESSING
 
 PACKAGE = "rl_zoo3"
 FALLBACK: dict[str, Any] = {"n_timesteps": 100_000}
-"""Where the zoo has nothing tuned; everything else is Stable-Baselines3's."""
+"""Values for tasks without tuned ones; everything else is Stable-Baselines3's default."""
 NOISE: dict[str, Any] = {"noise_type": "normal", "noise_std": 0.1}
-"""Without it a deterministic policy explores nothing; the zoo's default too. D4PG brings its own."""
+"""Noise without which a deterministic policy explores nothing; the zoo's default, too. D4PG has its own."""
 PACKAGED = Path(__file__).with_name("tuned.yml")
-"""The zoo's entries that come with QuaRL, by algorithm; the zoo's own files win."""
+"""Copies of the zoo's entries, by algorithm; the zoo's own files take precedence."""
 GENERAL = ("default", "atari")
-"""Entries that are of no environment."""
+"""Keys that do not name an environment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """Hyper-parameters as a config.yml spells them."""
+    """Hyper-parameters in the notation of a config.yml."""
 
     written: dict[str, Any]
     origin: str
-    """Where they are from, to show."""
+    """Origin of the values, for display."""
     is_tuned: bool = True
-    """Whether anybody tuned them for this task."""
+    """True if the values were tuned for this task."""
 
 
 def read(algo: str, env_id: str, *, atari: bool = False) -> Tuned:
-    """The zoo's for the algorithm and the living id `env_id`; where it has none, Stable-Baselines3's defaults.
+    """Return the zoo's values for the algorithm and environment, else Stable-Baselines3's defaults.
 
-    An environment is found under its older and newer versions too: what was tuned on BipedalWalker-v3 is used for v4.
-    atari: whether it is a game of Atari, which its id may not show: that is preprocessed as the zoo preprocesses it.
+    Other versions of the environment match, too: values tuned on BipedalWalker-v3 are used for v4.
+
+    Args:
+        algo: Name of the algorithm.
+        env_id: Id of the environment.
+        atari: The environment is an Atari game, which its id may not show; it is preprocessed as in the zoo.
     """
     preprocessing = PREPROCESSING if atari else {}
     fallback = preprocessing | FALLBACK | (NOISE if algo in ("ddpg", "td3") else {})
@@ -56,32 +60,32 @@ def read(algo: str, env_id: str, *, atari: bool = False) -> Tuned:
             preprocessing | entries[key], f"RL Zoo's for {key}" + (", from QuaRL's copy" if path is None else "")
         )
     if path is not None:
-        return Tuned(fallback, f"Stable-Baselines3's defaults, for RL Zoo has none for {algo} on {env_id}", False)
+        return Tuned(fallback, f"Stable-Baselines3's defaults, as RL Zoo has none for {algo} on {env_id}", False)
     missing = "" if installed() is not None else " (pip install 'quarl[zoo]' brings RL Zoo's)"
     return Tuned(fallback, f"Stable-Baselines3's defaults{missing}" if algo != "d4pg" else "D4PG's defaults", False)
 
 
 def for_last_policy(algo: str, env_id: str) -> dict[str, Any]:
-    """What actorq, which keeps a run's last policy and not its best, has in place of the zoo's for this task."""
+    """Return replacements of the zoo's values for actorq, which keeps a run's last policy and not its best."""
     return dict(read_yaml(PACKAGED, merging=True)["last policy"].get(algo, {}).get(env_id, {}))
 
 
 def installed() -> Path | None:
-    """The zoo's package; None where it is not installed."""
+    """Return the zoo's package folder; None if it is not installed."""
     spec = importlib.util.find_spec(PACKAGE)
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     return Path(places[0]) if places else None
 
 
 def file_of(algo: str) -> Path | None:
-    """The zoo's file for the algorithm; None where there is none."""
+    """Return the zoo's file for the algorithm; None if there is none."""
     folder = installed()
     path = folder / "hyperparams" / f"{algo}.yml" if folder is not None else None
     return path if path is not None and path.is_file() else None
 
 
 def _key(entries: dict[str, Any], env_id: str, atari: bool) -> str | None:
-    """The entry for the environment, under this version or, failing that, its newest other one."""
+    """Return the key of the environment, in this version or else in the newest other one."""
     if env_id in entries:
         return env_id
     if atari and "atari" in entries:
@@ -91,6 +95,6 @@ def _key(entries: dict[str, Any], env_id: str, atari: bool) -> str | None:
 
 
 def _version(env_id: str) -> tuple[str, int]:
-    """Name and version; -1 where it has none."""
+    """Return name and version; -1 if there is no version."""
     match = re.search(r"-v([0-9]{1,9})$", env_id)
     return (env_id[: match.start()], int(match[1])) if match else (env_id, -1)

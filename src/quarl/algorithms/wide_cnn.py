@@ -1,4 +1,4 @@
-"""The Nature CNN in other widths: its kernels and strides (Mnih et al. 2015), as many filters as are asked for."""
+"""The Nature CNN in other widths: its kernels and strides (Mnih et al. 2015), with any number of filters."""
 
 from __future__ import annotations
 
@@ -11,15 +11,23 @@ from quarl.readers.sb3_network import NATURE_CNN
 
 
 class WideCNN(BaseFeaturesExtractor):
-    """Features [B, features_dim] of images [B, C, H, W]: three convolutions and a dense layer, with ReLUs.
+    """A feature extractor [B, features_dim] of images [B, C, H, W]: three convolutions and a dense layer, with ReLUs.
 
-    Its parameters have the names that those of Stable-Baselines3's NatureCNN have.
+    Its parameters have the same names as those of Stable-Baselines3's NatureCNN.
     """
 
     def __init__(self, observation_space: spaces.Box, features_dim: int = 128, filters: int = 128) -> None:
-        """filters: of each convolution."""
+        """Build the layers.
+
+        Args:
+            observation_space: Space of images [C, H, W].
+            features_dim: Number of features.
+            filters: Filters of each convolution.
+        """
         if len(observation_space.shape) != 3:
-            raise QuarlError(f"WideCNN reads images, and these observations are of shape {observation_space.shape}")
+            raise QuarlError(
+                f"WideCNN requires images [C, H, W]; these observations have shape {observation_space.shape}"
+            )
         super().__init__(observation_space, features_dim)
         channels, *size = observation_space.shape
         layers: list[nn.Module] = []

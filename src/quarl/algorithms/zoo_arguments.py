@@ -1,6 +1,6 @@
-"""Hyper-parameters in RL Zoo's words as arguments of Stable-Baselines3's constructors.
+"""Hyper-parameters in RL Zoo's notation as arguments of Stable-Baselines3's constructors.
 
-Everything in them is data. Schedules are made from numbers, and a class is one of those that stand here.
+All values are data. Schedules are created from numbers, and classes are limited to those listed here.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ CLASSES: Mapping[str, str] = {
     "RMSpropTFLike": "stable_baselines3.common.sb2_compat.rmsprop_tf_like.RMSpropTFLike",
     "WideCNN": "quarl.algorithms.wide_cnn.WideCNN",
 }
-"""What a class may be called in a configuration, and where it is."""
+"""Names of classes in a configuration, and their import paths."""
 OURS = ("env", "seed", "device", "verbose", "tensorboard_log", "action_noise", "_init_setup_model", "monitor_kwargs")
-"""Arguments of a learner that are not hyper-parameters."""
+"""Learner arguments that are not hyper-parameters."""
 CODE = ("callback", "replay_buffer_class", "rollout_buffer_class", "rollout_buffer_kwargs", "vec_env_wrapper")
-"""What the zoo gives code for."""
+"""Arguments for which the zoo passes code."""
 COUNTS = ("batch_size", "buffer_size", "n_epochs", "n_steps", "train_freq", "target_update_interval", "policy_delay")
-"""Whole numbers from 1 on."""
+"""Whole numbers from 1."""
 LEAST: Mapping[str, int] = {
     **dict.fromkeys(COUNTS, 1),
     **dict.fromkeys(("learning_starts", "target_policy_noise", "target_noise_clip", "max_grad_norm"), 0),
@@ -48,7 +48,7 @@ SCHEDULES = ("learning_rate", "clip_range", "clip_range_vf")
 
 
 def arguments(written: Mapping[str, Any], where: Path | str) -> dict[str, Any]:
-    """What `written` spells; `where` begins the line of an error."""
+    """Return the argument values of `written`; `where` prefixes error messages."""
     values = dict(written)
     if "replay_buffer_kwargs" in values:
         values["replay_buffer_kwargs"] = mapping(values["replay_buffer_kwargs"], "replay_buffer_kwargs", where)
@@ -62,10 +62,10 @@ def arguments(written: Mapping[str, Any], where: Path | str) -> dict[str, Any]:
 
 
 def checked(cls: type[BaseAlgorithm], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments, whole numbers as such however they are written (1e4).
+    """Return the validated arguments, with whole numbers converted to int (such as 1e4).
 
-    QuarlError where one is no hyper-parameter, or nothing that the constructor takes; Stable-Baselines3 fails on many
-    only in mid-training.
+    Raises QuarlError for an unknown hyper-parameter or an invalid value; Stable-Baselines3 would fail on many of them
+    only during training.
     """
     parameters = inspect.signature(cls.__init__).parameters
     names = parameters.keys() - {"self", "policy", *OURS, *CODE}
@@ -74,7 +74,8 @@ def checked(cls: type[BaseAlgorithm], given: Mapping[str, Any]) -> dict[str, Any
         if name not in names:
             raise QuarlError(f"{cls.__name__} has no hyper-parameter {name!r}{did_you_mean(name, names)}")
         if value is not None and not callable(value) and not isinstance(value, dict):
-            annotation = parameters[name].annotation  # as text: some hold names that only type checkers see
+            # Compare as text: some annotations have names that exist only for type checkers.
+            annotation = parameters[name].annotation
             types = set(re.findall(r"\w+", str(annotation)))
             values[name] = _checked(f"{cls.__name__}'s {name}", name, value, types)
     return values
@@ -84,7 +85,7 @@ def _checked(what: str, name: str, value: Any, types: set[str]) -> Any:
     shown = f"{what} is {str(value)[:60]!r}"
     if isinstance(value, tuple) and "tuple" in types:
         if len(value) != 2 or not whole(value[0], 1) or value[1] not in ("step", "episode"):
-            raise QuarlError(f"{shown}; write a number, or as in [1, 'episode']")
+            raise QuarlError(f"{shown}; use a number, or a pair such as [1, 'episode']")
     elif isinstance(value, str | bool) and type(value).__name__ in types - ({"str"} if "tuple" in types else set()):
         pass
     elif "int" in types and "float" not in types:
@@ -110,31 +111,38 @@ def _number(value: Any) -> bool:
 
 
 def whole(value: Any, least: int | None) -> bool:
-    """Whether it is a whole number from `least` on, also where YAML has made a float of it (1e6)."""
+    """Return True for a whole number that is at least `least`, even if YAML has read it as a float (1e6)."""
     return _number(value) and value == int(value) and (least is None or value >= least)
 
 
-def mapping(value: Any, name: str, where: Path | str, *, names: bool = False) -> dict[str, Any]:
-    """The mapping, or the one that the text spells."""
+def mapping(value: Any, name: str, source: Path | str, *, names: bool = False) -> dict[str, Any]:
+    """Return the mapping, or parse it from text.
+
+    Args:
+        value: Mapping or text.
+        name: Name of the value in errors.
+        source: Prefix of errors.
+        names: Allow names of classes as values.
+    """
     try:
         return literals.mapping(value, names=names)
     except ValueError:
-        raise QuarlError(f"{where}: {name} is {str(value)[:60]!r}; write dict(...) of plain values") from None
+        raise QuarlError(f"{source}: {name} is {str(value)[:60]!r}; use dict(...) of literals") from None
 
 
 def _schedule(value: Any, name: str, where: Path | str) -> Any:
-    """lin_0.1 falls from 0.1 to 0 in the course of training; a number stays."""
+    """Return a number unchanged, or a schedule: lin_0.1 falls from 0.1 to 0 during training."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
     match = re.fullmatch(r"lin_([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)", str(value)[:60])
     if match is None:
         raise QuarlError(f"{where}: {name} is {str(value)[:60]!r}; write a number or lin_NUMBER")
-    # Stable-Baselines3's own class, so that a saved model loads wherever Stable-Baselines3 is
+    # Stable-Baselines3's own class: a saved model loads without QuaRL
     return LinearSchedule(float(match[1]), 0.0, 1.0)
 
 
 def _with_classes(value: Any, name: str, where: Path | str) -> Any:
-    """The value with the classes that its names stand for."""
+    """Replace the names in the value by their classes."""
     if isinstance(value, dict):
         return {key: _with_classes(entry, f"{name}: {key}", where) for key, entry in value.items()}
     if isinstance(value, list | tuple):
