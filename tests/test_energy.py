@@ -140,7 +140,7 @@ def test_grams_are_the_country_s_or_the_world_s(tmp_path):
     assert energy.grams_per_kwh(folder, "FRA") == 56.0
     with pytest.raises(QuarlError, match="no country 'fra': --energy-country is an ISO code"):
         energy.grams_per_kwh(folder, "fra")
-    with pytest.raises(QuarlError, match="says nothing of the electricity of the world"):
+    with pytest.raises(QuarlError, match="has no data on the electricity of the world"):
         energy.grams_per_kwh(tmp_path / "nowhere", None)
 
 

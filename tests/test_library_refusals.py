@@ -51,7 +51,7 @@ def malformed():
             "use a smaller --net-arch or fewer",
         ),
         (lambda: files.make_folder(Path("/proc/zz")), "cannot write to /proc/zz: No such file or directory; choose"),
-        (lambda: grams_per_kwh(Path(), None), "codecarbon says nothing of the electricity of the world (FileNotFound"),
+        (lambda: grams_per_kwh(Path(), None), "codecarbon has no data on the electricity of the world (FileNotFound"),
         (
             lambda: zoo.of_observation({}, (4,), Provenance()),
             "the statistics of VecNormalize belong to a Dict, not to one",

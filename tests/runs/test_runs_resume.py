@@ -111,8 +111,8 @@ def test_a_longer_run_explores_no_more_and_learns_no_faster_than_where_it_stoppe
     assert len(seen) == 336
     assert set(seen) == {(0.04, 0.0)}  # the zoo's last epsilon; both had come to their ends
     said = capsys.readouterr().err
-    assert "going on at step 304 after 52 updates, 304 rows of replay, epsilon 0.04; schedules do not rise" in said
-    assert "at 0 nothing more is learned: go on with numbers, as in --params learning_rate:0.0001\n" in said
+    assert "resuming at step 304 after 52 updates, 304 rows of replay, epsilon 0.04; schedules do not rise" in said
+    assert "at 0 nothing more is learned: set constants, as in --params learning_rate:0.0001\n" in said
 
 
 @pytest.mark.parametrize("verb", [["train"], ["train", "--qat", "8"], ["sweep", "--seeds", "1", "--bits", "8"]])
@@ -186,7 +186,7 @@ def test_the_first_ctrl_c_says_how_to_leave_at_once(capfd, monkeypatch):
         stop_at(patched, 16)
         assert main(words("a2c", "CartPole-v1", 64)) == 130
     said = capfd.readouterr().err
-    assert "quarl: stopping: the update ends and is saved; once more, 3 s from now or later, to leave at once\n" in said
+    assert "quarl: stopping: the update ends and is saved; repeat the signal after 3 s to exit at once\n" in said
 
 
 @pytest.mark.parametrize(

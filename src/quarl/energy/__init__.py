@@ -1,9 +1,9 @@
-"""What a run costs: joules and grams of CO2, never without how they were found.
+"""The energy cost of a run: joules and grams of CO2, always with the method of measurement.
 
-Where the processor's own counters can be read (RAPL), energy is what they count, for the whole processor. Elsewhere it
-is processor time times watts: those that the user states, or codecarbon's guess. Of codecarbon serve its reader of the
-counters, its guess and its table of grams a kilowatt-hour. Its trackers do not: without counters they take the load of
-the machine for that of the run, and they lock, write files and may report over the network.
+If the processor's own counters are readable (RAPL), they measure the energy of the whole processor. Otherwise it is
+processor time times watts: those that the user states, or codecarbon's estimate. Three parts of codecarbon are used:
+its reader of the counters, its estimate, and its table of grams per kilowatt-hour. Its trackers are not: without
+counters they attribute the load of the machine to the run, and they lock, write files and may report over the network.
 """
 
 from __future__ import annotations
@@ -22,48 +22,54 @@ from quarl.errors import QuarlError
 
 __all__ = ["OFF", "Energy", "Meter", "cpu_seconds", "grams_per_kwh", "meter", "sentence"]
 WORLD = "world"
-"""What stands for the country where none is named."""
+"""Placeholder if no country is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Energy:
-    """What a run cost: `energy` of a --json document."""
+    """The energy cost of a run: `energy` of a --json document."""
 
     joules: float
     co2_g: float
     method: str
-    """How the joules were found."""
+    """Method by which the joules were measured."""
     watts: float | None
-    """Of a busy core; None where counters were read."""
+    """Watts of a busy core; None if counters were read."""
     cpu_seconds: float
     """Processor time of the run with all its processes."""
     country: str
     """ISO 3166 code of three letters, or `world`."""
     grams_per_kwh: float
-    """Of CO2-equivalents, for that country's electricity."""
+    """Grams of CO2 equivalent per kilowatt-hour of that country's electricity."""
 
 
 class Meter:
-    """Counts from when it is made."""
+    """A meter that counts from its creation."""
 
     def __init__(self, sources: Sequence[Source] = (), country: str = WORLD, grams: float = 0.0) -> None:
-        """sources: none measure nothing; grams: of CO2 a kilowatt-hour."""
+        """Start counting.
+
+        Args:
+            sources: Sources of energy; without any, nothing is measured.
+            country: Country of the electricity.
+            grams: Grams of CO2 per kilowatt-hour.
+        """
         self._sources, self._country, self._grams = sources, country, grams
         self._began = cpu_seconds() if sources else 0.0
         self.cost: Energy | None = None
-        """All in all, once the meter was stopped; None where nothing is measured."""
+        """Total once the meter was stopped; None if nothing is measured."""
 
     @property
     def method(self) -> str | None:
-        """How joules are found; None where nothing is measured."""
+        """Method of measurement; None if nothing is measured."""
         return " + ".join(source.method for source in self._sources) or None
 
     def joules(self) -> float | None:
-        """So far; None where nothing is measured."""
+        """Return the joules so far; None if nothing is measured."""
         return sum(source.joules() for source in self._sources) if self._sources else None
 
     def stop(self) -> None:
-        """Reads it for the last time."""
+        """Read the meter for the last time."""
         joules = self.joules()
         if joules is None:
             return
@@ -81,20 +87,20 @@ class Meter:
 
 
 OFF = Meter()
-"""Measures nothing."""
+"""A meter that measures nothing."""
 
 
 @contextlib.contextmanager
 def meter(asked: MeteredConfig) -> Iterator[Meter]:
-    """A meter that counts inside and has its `cost` behind; OFF where none was asked for.
+    """Yield a meter that counts during the block and has its `cost` afterwards; OFF if none was requested.
 
-    QuarlError before anything runs where codecarbon is missing or does not know the country.
+    Raises QuarlError before anything runs if codecarbon is missing or does not know the country.
     """
     if not asked.energy:
         yield OFF
         return
     grams = grams_per_kwh(_package(), asked.energy_country)
-    # a verb that names none computes on the processor
+    # a command without --device computes on the processor
     device: str = getattr(asked, "device", "cpu")
     counting = Meter(find(asked.energy_watts, gpus=device != "cpu"), asked.energy_country or WORLD, grams)
     try:
@@ -104,7 +110,7 @@ def meter(asked: MeteredConfig) -> Iterator[Meter]:
 
 
 def grams_per_kwh(package: Path, country: str | None) -> float:
-    """Grams of CO2-equivalents of a kilowatt-hour, by the tables in codecarbon's folder; None: the world's average."""
+    """Return grams of CO2 equivalent per kilowatt-hour, from codecarbon's tables; None means the world's average."""
     tables = package / "data" / "private_infra"
     try:
         if country is None:
@@ -114,14 +120,14 @@ def grams_per_kwh(package: Path, country: str | None) -> float:
             return float(countries[country]["carbon_intensity"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise QuarlError(
-            f"codecarbon says nothing of the electricity of {country or 'the world'} "
-            f"({type(error).__name__}: {error}); pip install 'quarl[energy]' brings a release that does"
+            f"codecarbon has no data on the electricity of {country or 'the world'} "
+            f"({type(error).__name__}: {error}); pip install 'quarl[energy]' installs a release that has"
         ) from None
-    raise QuarlError(f"codecarbon has no country {country!r}: --energy-country is an ISO code, as in FRA, DEU or USA")
+    raise QuarlError(f"codecarbon has no country {country!r}: --energy-country is an ISO code, such as FRA, DEU or USA")
 
 
 def sentence(cost: Mapping[str, Any]) -> str:
-    """An `energy` in words: the figure, and beside it how it was found."""
+    """Return an `energy` in words: the figures, and the method of measurement."""
     where = "world average" if cost["country"] == WORLD else cost["country"]
     return (
         f"energy: {cost['joules']:,.0f} J, {cost['co2_g']:.3g} g CO2 "
@@ -131,7 +137,7 @@ def sentence(cost: Mapping[str, Any]) -> str:
 
 
 def _package() -> Path:
-    """codecarbon's folder."""
+    """Return codecarbon's folder."""
     spec = importlib.util.find_spec("codecarbon")
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     if not places:

@@ -1,4 +1,4 @@
-"""Where joules come from: counters of processor and GPUs, or processor time times watts."""
+"""Sources of joules: counters of processor and GPUs, or processor time times watts."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from quarl.machine import is_virtual
 
 JOULES_PER_KWH = 3.6e6
 POWERCAP = Path("/sys/class/powercap/intel-rapl/subsystem")
-"""Where Linux shows the processor's counters."""
+"""Folder in which Linux shows the processor's counters."""
 SAMPLE_S = 20.0
-"""Between two looks at them: the smallest begin anew after some minutes of full power."""
+"""Seconds between two readings: the smallest counters wrap around after some minutes of full power."""
 
 
 class Source(ABC):
-    """Counts from when it is made."""
+    """A source of joules, counted from its creation."""
 
     method: str
     watts: float | None = None
-    """Of a busy core; None where energy is counted."""
+    """Watts of a busy core; None if energy is counted."""
 
     @abstractmethod
     def joules(self) -> float:
-        """So far."""
+        """Return the joules so far."""
 
     def close(self) -> None:  # noqa: B027  # most have nothing to let go
-        """Counts no more."""
+        """Stop counting."""
 
 
 def find(watts: float | None, *, gpus: bool) -> Sequence[Source]:
-    """What measures a run on this machine.
+    """Return the sources that measure a run on this machine.
 
-    watts: of a busy core, stated; None asks the counters, and guesses where there are none.
-    gpus: whether it may use them; where NVML counts their energy, all of them are counted.
+    watts: of a busy core, as stated; None reads the counters, and estimates if there are none. gpus: the run may use
+    them; if NVML counts their energy, all of them are counted.
     """
     processor: Source | None = ProcessorTime(watts, "stated") if watts is not None else Counters.find(POWERCAP)
     if processor is None:
@@ -52,11 +52,11 @@ def find(watts: float | None, *, gpus: bool) -> Sequence[Source]:
 
 
 def cpu_seconds() -> float:
-    """Processor time of this process, of its children that have ended, killed ones too, and of those that live."""
-    psutil = importlib.import_module("psutil")  # codecarbon brings it
+    """Return the processor time of this process, its ended children (also killed ones) and its living ones."""
+    psutil = importlib.import_module("psutil")  # codecarbon depends on it
     living = 0.0
     for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # it has ended since
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
             times = child.cpu_times()
             living += times.user + times.system + times.children_user + times.children_system
     ended = os.times()
@@ -67,7 +67,7 @@ class ProcessorTime(Source):
     """Processor time times watts."""
 
     def __init__(self, watts: float, origin: str) -> None:
-        """watts: of a busy core; origin: where they are from."""
+        """Start counting; `watts` are of a busy core, from `origin`."""
         self.watts = watts
         self.method = f"CPU time × {watts:.3g} W a core, {origin}"
         self._watts, self._began = watts, cpu_seconds()
@@ -77,10 +77,10 @@ class ProcessorTime(Source):
 
 
 class Counters(Source):
-    """The processor's energy counters, which count for everyone on the machine."""
+    """The processor's energy counters, which count all work on the machine."""
 
     def __init__(self, folder: Path) -> None:
-        """folder: in the form of POWERCAP."""
+        """Start reading the counters of `folder`, which has the form of POWERCAP."""
         self.method = "RAPL of the whole processor"
         self._reader = _codecarbon("codecarbon.core.cpu").IntelRAPL(rapl_dir=str(folder))
         self._seconds = _codecarbon("codecarbon.core.units").Time.from_seconds
@@ -92,7 +92,7 @@ class Counters(Source):
 
     @classmethod
     def find(cls, folder: Path) -> Counters | None:
-        """Those in the folder; None where there are none, or none that this user may read."""
+        """Return the counters of the folder; None if there are none, or none that this user may read."""
         if not folder.is_dir() or not _codecarbon("codecarbon.core.cpu").is_rapl_available(str(folder)):
             return None
         return cls(folder)
@@ -101,7 +101,7 @@ class Counters(Source):
         with self._lock:
             now = time.monotonic()
             deltas = self._reader.get_cpu_details(self._seconds(max(now - self._read, 1e-3)))
-            # one for each package; beside it stands the power of the same
+            # one for each package, beside its power
             self._sum += sum(kwh for name, kwh in deltas.items() if "Energy" in name) * JOULES_PER_KWH
             self._read = now
             return self._sum
@@ -111,16 +111,16 @@ class Counters(Source):
         self._thread.join()
 
     def _look(self) -> None:
-        """Often enough that no counter comes around unseen."""
+        """Read often enough that no counter wraps around unnoticed."""
         while not self._closed.wait(SAMPLE_S):
             self.joules()
 
 
 class Gpus(Source):
-    """The energy counters of all NVIDIA GPUs, which count for everyone on the machine."""
+    """The energy counters of all NVIDIA GPUs, which count all work on the machine."""
 
     def __init__(self, nvml: Any) -> None:
-        """nvml: the module, initialised."""
+        """Start counting; `nvml` is the initialized module."""
         self._nvml = nvml
         self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         self.method = f"NVML of {len(self._handles)} GPU{'s' if len(self._handles) > 1 else ''}"
@@ -128,11 +128,11 @@ class Gpus(Source):
 
     @classmethod
     def find(cls) -> Gpus | None:
-        """Those of this machine; None where there are none, or some that count no energy."""
+        """Return the counters of this machine's GPUs; None if there are none, or some that count no energy."""
         try:
-            nvml = importlib.import_module("pynvml")  # codecarbon brings it
+            nvml = importlib.import_module("pynvml")  # codecarbon depends on it
             nvml.nvmlInit()
-        except Exception:  # no module, no driver, no rights: then there is nothing to count
+        except Exception:  # no module, no driver, no rights: nothing to count
             return None
         try:
             gpus = cls(nvml)
@@ -151,10 +151,10 @@ class Gpus(Source):
 
 
 def _guess() -> float:
-    """Watts of a busy core: the processor's thermal design power over its cores, as codecarbon knows it.
+    """Return the watts of a busy core: the processor's thermal design power over its cores, from codecarbon.
 
-    A virtual machine does not show how many cores share that power: there, and for a processor that it does not know,
-    codecarbon's watts of any core.
+    A virtual machine does not show the number of cores that share that power. There, and for an unknown processor, the
+    result is codecarbon's default for any core.
     """
     cpu = _codecarbon("codecarbon.core.cpu")
     any_core = float(cpu.DEFAULT_POWER_PER_CORE)
@@ -165,7 +165,7 @@ def _guess() -> float:
 
 
 def _codecarbon(module: str) -> Any:
-    """One of its modules, which keeps quiet."""
+    """Import one of codecarbon's modules, and silence it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         imported = importlib.import_module(module)

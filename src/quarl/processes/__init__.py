@@ -1,1 +1,1 @@
-"""Child processes: what they do first and last, who starts them, hears them and ends them."""
+"""Child processes: their first and last actions, and their starting, monitoring and ending."""

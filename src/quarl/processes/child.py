@@ -22,20 +22,22 @@ from quarl.processes.inside import Result, attempt, note, parent_id, print_to, s
 from quarl.processes.signals import SIGNALS, leave
 
 DEATHS, WITHIN_S = 5, 60.0
-"""So many deaths in so many seconds at work, and a child is parked. How long it takes to start, on a machine with other
-things to do, says nothing about it."""
+"""Number of deaths within WITHIN_S seconds of work after which a child is parked.
+
+Its start does not count: on a busy machine, a long start proves nothing.
+"""
 FIRST_PAUSE_S = 0.1
-"""Before a dead child is started again; doubles with each death of the last minute at work."""
+"""Seconds before a dead child is restarted; doubled with each death of the last minute of work."""
 LOOK_S = 0.1
-"""Between two looks at whether a child that says nothing is alive."""
+"""Seconds between two checks that a silent child is alive."""
 EXIT_S = 2.0
-"""For a process to exit after its last word."""
+"""Seconds for a process to exit after its last message."""
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-"""For libraries that read it when they are loaded: a job has one core, and equal jobs equal bits."""
+"""Variables of libraries that read them on import: a job has one core, and equal jobs must give equal bits."""
 
 
 class Child:
-    """A process with a role, in its successive incarnations, or one that does one piece of work."""
+    """A process with a role, in its successive incarnations, or one that does a single piece of work."""
 
     def __init__(
         self,
@@ -47,34 +49,42 @@ class Child:
         apart: bool = False,
         linked: bool = False,
     ) -> None:
-        """main: called with `spec`. log: the file that its errors go to; None: stderr. apart: in a process group of its
-        own, and all that it prints to the log. linked: `main` is called with the other end of `link`, too."""
+        """Describe the process without starting it.
+
+        Args:
+            name: Name of the process.
+            main: Function that it calls with `spec`.
+            spec: Argument of `main`.
+            log: File that its errors go to; None means stderr.
+            apart: Give it a process group of its own, and send all its output to the log.
+            linked: Call `main` with the other end of `link`, too.
+        """
         self.name, self.main, self.spec, self.log = name, main, spec, log
         self.apart, self.linked = apart, linked
         self.parked = False
         self.started = 0.0
-        """time.monotonic() of the last start."""
+        """Time of the last start, by time.monotonic()."""
         self.worked_s = 0.0
-        """Seconds at work of all its incarnations; whoever watches it counts them."""
+        """Seconds of work of all its incarnations, counted by the watchdog."""
         self.num_deaths = 0
         self.recent: list[float] = []
-        """`worked_s` at its latest deaths."""
+        """Values of `worked_s` at its latest deaths."""
         self.not_before = 0.0
-        """When the pause after a death that was counted is over; 0: none was."""
+        """End of the pause after a counted death; 0 if there is none."""
         self.process: BaseProcess | None = None
         self.link: Connection
-        """To and from it; there once it was started."""
+        """Connection to the process; available once it was started."""
         self._result: Result | None = None
 
     def start(self) -> None:
-        """Starts its present incarnation."""
-        context = multiprocessing.get_context("spawn")  # forks and runtimes with threads do not mix
+        """Start the current incarnation."""
+        context = multiprocessing.get_context("spawn")  # forks do not mix with threaded runtimes
         self.link, theirs = context.Pipe()
         arguments = (theirs, self.main, self.spec, self.name, self.log, self.apart, self.linked)
         process = context.Process(target=_run, args=arguments, name=self.name)
-        # A child that still imports would answer Ctrl-C with a traceback; it inherits what is blocked here.
+        # A child that still imports would answer Ctrl-C with a traceback; it inherits the blocked signals.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS) if sys.platform != "win32" else ()
-        self.process = None  # where it cannot be started, there is nothing to kill
+        self.process = None  # if the start fails, there is nothing to kill
         try:
             with one_thread():
                 process.start()
@@ -89,25 +99,25 @@ class Child:
         return self.process is not None and self.process.is_alive()
 
     def join(self, timeout: float | None = None) -> None:
-        """Returns when it is dead, or after so many seconds."""
+        """Wait until it is dead, or for `timeout` seconds."""
         if self.process is not None:
             self.process.join(timeout)
 
     def end(self) -> None:
-        """Kills it, with its group where it has one, and does not wait."""
+        """Kill it, with its process group if it has one, without waiting."""
         if self.process is not None:
             if self.apart:
                 kill_group(self.group)
             self.process.kill()  # it may not have its group yet
 
     def kill(self) -> None:
-        """Nothing of it is left."""
+        """Kill it and wait until it is dead."""
         self.end()
         self.join()
 
     @property
     def group(self) -> int:
-        """Its process, and its process group where it is apart."""
+        """Process id, and process group id if it is apart."""
         return 0 if self.process is None else self.process.pid or 0
 
     @property
@@ -116,10 +126,10 @@ class Child:
         return self.process.sentinel
 
     def hear(self) -> Any:
-        """The next thing that it says, waited for; the last one is its Result, and nothing of it is left then."""
+        """Return the child's next message; the last one is its Result, after which the process is gone."""
         message: Any = None
         while self.alive() and not self.link.poll(LOOK_S):
-            pass  # the dead say nothing, whoever else may hold their end
+            pass  # a dead child sends nothing, even if another process holds its end
         with contextlib.suppress(EOFError, OSError):
             message = self.link.recv() if self.link.poll() else None
         if message is not None and not isinstance(message, Result):
@@ -133,13 +143,13 @@ class Child:
 
     @property
     def result(self) -> Result:
-        """Of its last incarnation, which has ended."""
+        """Result of its last incarnation; waits for its end."""
         while self._result is None:
             self.hear()
         return self._result
 
     def reason(self) -> str:
-        """Why it died: its error, or the signal or exit code that ended it."""
+        """Return the reason of its death: its error, or the signal or exit code that ended it."""
         return self.result.cause or self.result.error
 
 
@@ -149,16 +159,16 @@ class Children:
     def __init__(self, say: Callable[[str], None] = errors.note) -> None:
         self._say = say
         self._members: list[Child] = []
-        # Whatever way this process leaves: multiprocessing itself would wait for them.
+        # Kill them however this process exits: multiprocessing itself would wait for them.
         atexit.register(self.kill)
 
     def start(self, child: Child) -> None:
-        """Starts the child's present incarnation."""
+        """Start the child's current incarnation."""
         self._members = [*(member for member in self.alive() if member is not child), child]
         child.start()
 
     def revive(self, child: Child) -> None:
-        """Called with a dead child, again and again: starts its successor when its pause is over, or parks it."""
+        """Restart a dead child when its pause is over, or park it; called repeatedly."""
         if child.parked:
             return
         if not child.not_before:  # it has just died
@@ -180,24 +190,24 @@ class Children:
         return [child for child in self._members if child.alive()]
 
     def wind_up(self, grace_s: float) -> None:
-        """Waits for children that were told to stop, and kills the rest when the time is over."""
+        """Wait `grace_s` seconds for children that were told to stop, then kill the rest."""
         join(self._members, grace_s)
         self.kill()
 
     def kill(self) -> None:
-        """Ends every child at once."""
+        """Kill every child at once."""
         for child in self._members:
             child.end()
         join(self._members)
 
     def close(self) -> None:
-        """Ends every child; nothing is asked of this object again."""
+        """Kill every child, for the last time."""
         self.kill()
         atexit.unregister(self.kill)
 
 
 def join(children: Iterable[Child], grace_s: float | None = None) -> None:
-    """Returns when all of them are dead, or after so many seconds."""
+    """Wait until all children are dead, or for `grace_s` seconds."""
     deadline = None if grace_s is None else time.monotonic() + grace_s
     for child in children:
         child.join(None if deadline is None else max(deadline - time.monotonic(), 0))
@@ -205,7 +215,7 @@ def join(children: Iterable[Child], grace_s: float | None = None) -> None:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Processes that are started inside compute on one thread, unless they ask for more themselves."""
+    """Run the block so that processes started inside compute on one thread, unless they ask for more."""
     before = {name: os.environ.get(name) for name in ONE_THREAD}
     os.environ.update(ONE_THREAD)
     try:
@@ -219,8 +229,8 @@ def one_thread() -> Iterator[None]:
 
 
 def kill_group(group: int) -> None:
-    """Ends every process of the group at once."""
-    if group <= 1:  # 0 would be our own
+    """Kill every process of the group."""
+    if group <= 1:  # 0 would be our own group
         return
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
@@ -229,12 +239,14 @@ def kill_group(group: int) -> None:
 def _run(
     link: Connection, main: Callable[..., Any], spec: Any, name: str, log: Path | None, apart: bool, linked: bool
 ) -> None:
-    """A child's main: one line for what the user got wrong, a traceback for what we did."""
+    """Run a child: one line for a user error, a traceback for a bug."""
+    # Settle in, and do the work.
     settle(parent_id(), name, apart=apart)
     if apart and log is not None:
         print_to(log)
     result = attempt(partial(main, spec, link) if linked else partial(main, spec), log)
-    with contextlib.suppress(OSError):  # nobody listens any more
+    # Report the result, and exit.
+    with contextlib.suppress(OSError):  # the parent no longer listens
         link.send(result)
     code = int(bool(result.error))
     leave(code, partial(note, log))

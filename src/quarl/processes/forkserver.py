@@ -1,7 +1,7 @@
-"""The fork server: a process that has imported all that jobs need, from which workers are forked in milliseconds.
+"""The fork server: a process that has imported everything jobs need, from which workers are forked in milliseconds.
 
-Like Python's own, but what it imports is made quiet first. A worker makes once what many jobs need, and forks a process
-for each job: a job costs a fork, not the seconds of imports, and its crash, its memory and its end are its own.
+It works like Python's own, but imports are muted first. A worker prepares once for many jobs, and forks a process for
+each. A job therefore costs a fork instead of seconds of imports, and its crash, memory and end are its own.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from quarl.processes.child import kill_group
 from quarl.processes.inside import Result, attempt, settle
 
 READY = ""
-"""Key of a worker's first word: what came of making what its jobs need."""
+"""Key of a worker's first message: the result of its preparation."""
 
 
 class Held(Protocol):
-    """What a worker makes once and holds for its jobs."""
+    """The state that a worker creates once and holds for its jobs."""
 
     def prepare(self, job: Any) -> None:
-        """Makes in the worker what the job would make, where those after it find it too."""
+        """Create in the worker everything that the job would create, so that later jobs share it."""
 
     def run(self, job: Any) -> Any:
-        """The job's result, in a process of its own."""
+        """Run the job in a process of its own, and return its result."""
 
 
 def fork(work: Callable[[], None]) -> int:
-    """A new process, in a group of its own, that does `work` and nothing of what follows the call here."""
+    """Fork a process, in its own process group, that does `work` and exits."""
     parent = os.getpid()
     process = os.fork()
     if process:
-        with contextlib.suppress(OSError):  # both do it: neither may be late
+        with contextlib.suppress(OSError):  # both sides do it: neither may be late
             os.setpgid(process, process)
         return process
     code = 1
@@ -51,16 +51,16 @@ def fork(work: Callable[[], None]) -> int:
 
 
 def serve(load: Callable[[], None], link: Connection) -> None:
-    """The server's main. load: imports what workers and jobs need.
+    """Run the server; `load` imports everything that workers and jobs need.
 
-    It is sent what makes a worker's Held, then that worker's link, and says the worker's process. The worker says
-    (key, message) on its link: READY and a Result; then of each job that it is sent as (key, job), its process, and its
-    Result. It ends when the link is closed.
+    The server receives the function that creates a worker's state, then that worker's link, and replies with the
+    worker's process id. The worker sends (key, message) on its link: first READY and a Result; then, for each job
+    received as (key, job), its process id and its Result. A worker ends when its link is closed.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how a worker ended: its link says it
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # a worker's end is noticed on its link
     load()
     gc.collect()
-    gc.freeze()  # a worker has only what is its own to go through
+    gc.freeze()  # the garbage collector of a worker then scans only its own objects
     while True:
         try:
             make = link.recv()
@@ -73,7 +73,7 @@ def serve(load: Callable[[], None], link: Connection) -> None:
 
 
 def _work(server: Connection, handle: int, make: Callable[[], Held]) -> None:
-    """A worker's main: makes what its jobs need, then does those that it is sent until its link is closed."""
+    """Run a worker: prepare for jobs, then run them until the link is closed."""
     server.close()
     link = Connection(handle)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -82,7 +82,7 @@ def _work(server: Connection, handle: int, make: Callable[[], Held]) -> None:
     link.send((READY, Result(error=result.error)))
     if result.error:
         return
-    # What is here stays here: its pages are shared with every job as long as nobody touches them.
+    # Keep existing objects: their pages are shared with every job as long as nothing writes to them.
     gc.collect()
     gc.freeze()
     running: dict[Connection, tuple[str, int]] = {}
@@ -95,7 +95,7 @@ def _work(server: Connection, handle: int, make: Callable[[], Held]) -> None:
                 word = _last_word(source)
                 if word is None:
                     word = Result.of_exit(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
-                else:  # letting go of its memory takes it milliseconds, in which the next may begin
+                else:  # freeing its memory takes milliseconds, in which the next job may start
                     leaving.add(process)
                 link.send((key, word))
                 leaving = {process for process in leaving if not os.waitpid(process, os.WNOHANG)[0]}
@@ -106,7 +106,7 @@ def _work(server: Connection, handle: int, make: Callable[[], Held]) -> None:
                 for _, process in running.values():
                     kill_group(process)
                 return
-            with contextlib.suppress(Exception):  # which the job then meets in a process of its own
+            with contextlib.suppress(Exception):  # the job then meets the error in its own process
                 held.prepare(job)
             source, sink = Pipe(duplex=False)
             process = fork(partial(_do, link, source, sink, partial(held.run, job)))
@@ -116,14 +116,14 @@ def _work(server: Connection, handle: int, make: Callable[[], Held]) -> None:
 
 
 def _do(link: Connection, source: Connection, sink: Connection, work: Callable[[], Any]) -> None:
-    """A job's main."""
+    """Run a job and send its result."""
     link.close()
     source.close()
     sink.send(attempt(work))
 
 
 def _last_word(source: Connection) -> Result | None:
-    """What a job's process sends before it ends, if it comes to that."""
+    """Return the result that a job's process sent before it ended, if any."""
     with contextlib.closing(source), contextlib.suppress(EOFError, OSError):
         result: Result = source.recv()
         return result

@@ -1,4 +1,4 @@
-"""A child process from within: it settles, works, and says what came of it."""
+"""A child process from within: it settles in, works, and reports its result."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from quarl.errors import QuarlError, in_one_line
 from quarl.processes.signals import SIGNALS
 
 NAME_BYTES = 15
-"""What Linux keeps of a process's name."""
+"""Bytes of a process name that Linux keeps."""
 SET_PDEATHSIG, SET_NAME = 1, 15
-"""Of prctl(2)."""
+"""Options of prctl(2)."""
 NICE = 10
-"""Of nice(2)."""
+"""Increment for nice(2)."""
 ERROR_CHARACTERS = 300
-"""Of what others raise, in a result."""
+"""Maximum characters of a foreign error message in a result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a process's work: its last word, or what its end says."""
+    """The result of a process's work: its last message, or the reason of its end."""
 
     value: Any = None
     error: str = ""
-    """One line; empty where the work succeeded."""
+    """One line; empty if the work succeeded."""
     mistake: type[QuarlError] | None = None
-    """The kind of error that the user caused: to do the work again does not help."""
+    """Class of a user error: a retry does not help."""
     cause: str = ""
-    """The signal or exit code that ended a process that said nothing."""
+    """Signal or exit code that ended a process without a message."""
     peak_mb: float = 0.0
 
     @classmethod
     def of_exit(cls, code: int) -> Result:
-        """Of a process that said nothing, from what multiprocessing calls its exit code."""
+        """Return the result of a process without a message, from its multiprocessing exit code."""
         if code >= 0:
             return cls(error=f"its process ended with exit code {code}", cause=f"exit code {code}")
         name = f"signal {-code}"
@@ -53,41 +53,48 @@ class Result:
 
 
 def settle(parent: int, name: str = "", *, apart: bool = False) -> None:
-    """A process's first call: it gets its name in `ps` and `top`, and dies with its parent, which may hang for ever.
+    """Make a process's first call: name it in `ps` and `top`, and let it die with its parent, which may hang forever.
 
-    It hears no signal but SIGKILL; apart, in a group of its own that the terminal's signals do not reach, no Ctrl-C.
+    The process ignores all signals but SIGKILL. If it is apart, in a group that the terminal's signals do not reach, it
+    ignores only Ctrl-C.
+
+    Args:
+        parent: Process id of the parent.
+        name: Name of the process; empty keeps the old one.
+        apart: Give the process a group of its own.
     """
     if apart:
-        with contextlib.suppress(OSError):  # the parent may have done it, or be gone
+        with contextlib.suppress(OSError):  # the parent may have done it, or has exited
             os.setpgid(0, 0)
     for number in (signal.SIGINT,) if apart else SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     if sys.platform != "win32":
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # blocked since before it began (Child.start)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # blocked since before the start (Child.start)
     if name:
         _prctl(SET_NAME, f"quarl-{name}".replace(" ", "-").encode()[:NAME_BYTES])
     die_with_parent(True)
     if apart and sys.platform != "linux":
         threading.Thread(target=_wait_for_end, args=(parent,), daemon=True).start()
-    if os.getppid() != parent:  # it was faster
+    if os.getppid() != parent:  # the parent has already exited
         os._exit(1)
 
 
 def die_with_parent(wanted: bool) -> None:
-    """Whether this process is killed in the moment in which its parent ends; other systems than Linux cannot."""
+    """Choose if this process is killed as soon as its parent ends; on Linux only."""
     _prctl(SET_PDEATHSIG, getattr(signal, "SIGKILL", 0) if wanted else 0)
 
 
 def give_way() -> None:
-    """Learner and actors let their publisher go first: it works for a tenth of the time, and new weights wait for it.
+    """Lower the priority of this process, so that learner and actors let their publisher go first.
 
-    As one of three busy processes on two cores it would take nearly twice as long.
+    The publisher works for a tenth of the time, and new weights wait for it. As one of three busy processes on two
+    cores it would take nearly twice as long.
     """
     os.nice(NICE)
 
 
 def attempt(work: Callable[[], Any], log: Path | None = None) -> Result:
-    """What came of the work; a fault goes to the log, or to stderr, with where it happened."""
+    """Do the work and return its result; a bug's traceback goes to the log, or to stderr."""
     try:
         return Result(work(), peak_mb=_peak_mb())
     except QuarlError as error:
@@ -103,7 +110,10 @@ def attempt(work: Callable[[], Any], log: Path | None = None) -> Result:
 
 
 def note(log: Path | None, text: str) -> None:
-    """Keeps the terminal for what the supervisor says: five actors that die five times are not 25 tracebacks."""
+    """Append the text to the log; None prints it to stderr.
+
+    Logs keep the terminal readable: five actors that die five times must not print 25 tracebacks.
+    """
     if log is None:
         print(text, file=sys.stderr, flush=True)
         return
@@ -112,7 +122,7 @@ def note(log: Path | None, text: str) -> None:
 
 
 def print_to(log: Path) -> None:
-    """Whatever this process and its children print goes to the end of the file."""
+    """Redirect all output of this process and its children to the end of the file."""
     sys.stdout.flush()
     sys.stderr.flush()
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -122,8 +132,8 @@ def print_to(log: Path) -> None:
 
 
 def parent_id() -> int:
-    """The process that started this one; asked for when it is gone, the system names another."""
-    from multiprocessing import parent_process  # here: whoever was made so has loaded it
+    """Return the id of the process that started this one; call it while the parent lives."""
+    from multiprocessing import parent_process  # a local import: such a process has it loaded
 
     parent = parent_process()
     return os.getppid() if parent is None or parent.pid is None else parent.pid
@@ -135,14 +145,14 @@ def _prctl(option: int, value: int | bytes) -> None:
 
 
 def _wait_for_end(parent: int) -> None:
-    """What Linux does by itself (see `die_with_parent`)."""
+    """Exit when the parent does, on systems without `die_with_parent`."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
 
 
 def _peak_mb() -> float:
-    """Of this process so far; 0 on Windows, which counts otherwise."""
+    """Return the peak memory of this process in MB; 0 on Windows, which measures differently."""
     try:
         import resource
     except ImportError:

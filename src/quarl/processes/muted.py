@@ -1,4 +1,4 @@
-"""What libraries print past Python, to the process's file descriptors, kept from the terminal."""
+"""A context manager that keeps library output on file descriptors, past Python, off the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def muted(descriptors: Sequence[int] = (1, 2)) -> Iterator[Callable[[], str]]:
-    """Keeps what is written to these file descriptors inside, and gives what tells it."""
+    """Redirect these file descriptors inside the block, and yield a function that returns their output."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         stream.flush()
     with tempfile.TemporaryFile() as file:
@@ -22,8 +22,9 @@ def muted(descriptors: Sequence[int] = (1, 2)) -> Iterator[Callable[[], str]]:
                 os.dup2(file.fileno(), descriptor)
             yield lambda: os.pread(file.fileno(), 2**16, 0).decode("utf-8", "replace")
         finally:
-            with suppress(OSError, AttributeError, TypeError):  # no C library to ask for on some systems
-                ctypes.CDLL(None).fflush(None)  # its buffer would otherwise come out after the descriptors are back
+            with suppress(OSError, AttributeError, TypeError):  # some systems have no C library to call
+                # Otherwise its buffer would be printed after the descriptors are restored.
+                ctypes.CDLL(None).fflush(None)
             for descriptor, original in kept.items():
                 os.dup2(original, descriptor)
                 os.close(original)

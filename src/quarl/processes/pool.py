@@ -1,4 +1,4 @@
-"""Pools: workers with the jobs that are forked from them, jobs in processes of their own, and bounds for all."""
+"""Pools: workers with jobs that are forked from them, jobs in their own processes, and limits for all."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from quarl.processes.forkserver import READY, Held, serve
 from quarl.processes.inside import Result
 
 ATTEMPTS = 2
-"""To have a worker: the server may have been ended from outside."""
+"""Attempts to start a worker: the server may have been killed from outside."""
 LOOK_S = 0.5
-"""Between two looks at the time and memory of processes."""
+"""Seconds between two checks of the time and memory of processes."""
 GRACE_S = 8.0
-"""For processes that a job has begun to leave after a signal."""
+"""Seconds for processes that a job has started to exit after a signal."""
 PAGE_BYTES = mmap.PAGESIZE
 PGRP, RSS = 2, 21
-"""Places in /proc/PID/stat, counted behind the process's name (proc(5): fields 5 and 24)."""
+"""Indices in /proc/PID/stat, counted after the process's name (proc(5): fields 5 and 24)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Of one job."""
+    """The limits of one job."""
 
     minutes: float
     memory_gb: float
@@ -40,26 +40,26 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A job is over, or a worker is ready or cannot be."""
+    """An event: a job is done, or a worker is ready or has failed."""
 
     key: str
     result: Result
     seconds: float = 0.0
     lost: bool = False
-    """Its machine is gone: the job is to be done again, and has no result."""
+    """The machine was lost: the job must be repeated, and has no result."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Task:
-    """What takes a place and is bounded: a job, or a worker that gets ready."""
+    """An occupied slot with limits: a job, or a worker that gets ready."""
 
     group: int
-    """Its process group: its worker's, as long as it has no process of its own."""
+    """Process group of the job; the worker's until the job has its own process."""
     worker: str = ""
     since: float
     peak_mb: float = 0.0
     over: str = ""
-    """The bound that it went over, and was ended for."""
+    """Limit that was exceeded, for which the job was killed."""
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class _Worker:
 
 
 class Pool(Protocol):
-    """All processes of one run over jobs, wherever they are; LocalPool says what each of these does."""
+    """All processes of one run over jobs, on any machine; LocalPool documents the methods."""
 
     @property
     def occupied(self) -> int: ...
@@ -88,10 +88,17 @@ class Pool(Protocol):
 
 
 class LocalPool:
-    """Processes of this machine."""
+    """A pool of processes on this machine."""
 
     def __init__(self, log: Path, bounds: Bounds, jobs: int, load: Callable[[], None]) -> None:
-        """log: what the processes print. jobs: places. load: imports what workers need."""
+        """Describe the pool; processes are started on demand.
+
+        Args:
+            log: File for the output of the processes.
+            bounds: Limits of each job.
+            jobs: Number of slots.
+            load: Imports everything that workers need.
+        """
         if not hasattr(os, "fork"):
             raise UnsupportedError("studies and sweeps fork their processes, which Windows cannot: use Linux, or WSL")
         self.log, self.bounds, self._places = log, bounds, jobs
@@ -103,26 +110,26 @@ class LocalPool:
 
     @property
     def occupied(self) -> int:
-        """Places that jobs, and workers that get ready, take."""
+        """Number of slots taken by jobs, and by workers that get ready."""
         return len(self._tasks)
 
     @property
     def full(self) -> bool:
-        """Whether no place is free."""
+        """True if no slot is free."""
         return len(self._tasks) >= self._places
 
     def ready(self, name: str) -> bool | None:
-        """Whether the worker takes jobs; None where there is none of that name. Asked where a place is free."""
+        """Return True if the worker takes jobs, None if there is none of that name; call it while a slot is free."""
         return name not in self._tasks if name in self._workers else None
 
     def prepare(self, name: str, make: Callable[[], Held]) -> None:
-        """Begins a worker."""
+        """Start a worker."""
         link, group = self._fork(make)
         self._workers[name] = _Worker(name, link, group)
         self._tasks[name] = _Task(group=group, worker=name, since=time.monotonic())
 
     def _fork(self, make: Callable[[], Held]) -> tuple[Connection, int]:
-        """The link to a new worker, and its process."""
+        """Fork a worker, and return its link and process id."""
         for _ in range(ATTEMPTS):
             if not self._server.alive():
                 self._server.start()
@@ -131,34 +138,47 @@ class LocalPool:
                 self._server.link.send(make)
                 reduction.send_handle(self._server.link, theirs.fileno(), self._server.group)
                 return ours, self._server.link.recv()
-            except (EOFError, OSError):  # the server was ended from outside
+            except (EOFError, OSError):  # the server was killed from outside
                 ours.close()
                 self._server.kill()
             finally:
                 theirs.close()
-        raise QuarlError(f"no process for cells can be started; {self.log} may say why")
+        raise QuarlError(f"cannot start a process for cells; see {self.log}")
 
     def submit(self, name: str, key: str, job: Any) -> None:
-        """Begins a job in a worker that is ready."""
+        """Start a job in a worker that is ready.
+
+        Args:
+            name: Name of the worker.
+            key: Key of the job in its events.
+            job: Argument of the worker's function.
+        """
         worker = self._workers[name]
         self._tasks[key] = _Task(group=worker.group, worker=name, since=time.monotonic())
-        with contextlib.suppress(OSError):  # it has died: its link says so next
+        with contextlib.suppress(OSError):  # the worker has died, as its link will show
             worker.link.send((key, job))
 
     def start(self, key: str, name: str, main: Callable[[Any], Any], spec: Any) -> None:
-        """Begins a job in a process of its own, that begins from nothing."""
+        """Start a job in a new process, without a worker.
+
+        Args:
+            key: Key of the job in its events.
+            name: Name of the process.
+            main: Function that the process runs.
+            spec: Argument of `main`.
+        """
         self._children[key] = child = Child(name, main, spec, self.log, apart=True)
         child.start()
         self._tasks[key] = _Task(group=child.group, since=time.monotonic())
 
     def keep_only(self, names: Collection[str]) -> None:
-        """Ends the workers that have no job any more."""
+        """End workers without jobs whose names are not in `names`."""
         for worker in list(self._workers.values()):
             if worker.name not in names and not self._keys(worker):
                 self._let_go(worker)
 
     def events(self, timeout: float) -> Iterator[Ended]:
-        """What has happened, within so many seconds."""
+        """Yield the events of at most `timeout` seconds."""
         workers = {worker.link: worker for worker in self._workers.values()}
         children = {child.link: key for key, child in self._children.items()}
         for source in wait([*workers, *children], timeout):
@@ -166,12 +186,12 @@ class LocalPool:
             if source in children:
                 key = children[source]
                 yield self._ended(key, self._children.pop(key).result)
-            elif not source.closed:  # else it was let go meanwhile
+            elif not source.closed:  # otherwise it was released meanwhile
                 yield from self._hear(workers[source])
         self._bound()
 
     def _hear(self, worker: _Worker) -> Iterator[Ended]:
-        """What one message of a worker means, or its end."""
+        """Yield the event of a worker's message, or of its end."""
         try:
             key, message = worker.link.recv()
         except (EOFError, OSError):
@@ -189,11 +209,11 @@ class LocalPool:
         yield self._ended(key, message)
 
     def _keys(self, worker: _Worker) -> list[str]:
-        """Of its jobs; its own name until it is ready."""
+        """Return the keys of its jobs, which include its own name until it is ready."""
         return [key for key, task in self._tasks.items() if task.worker == worker.name]
 
     def _let_go(self, worker: _Worker) -> None:
-        """The worker ends, and the jobs that it still has."""
+        """End the worker and its remaining jobs."""
         self._workers.pop(worker.name).link.close()
 
     def _ended(self, key: str, result: Result) -> Ended:
@@ -203,7 +223,7 @@ class LocalPool:
         return Ended(key, replace(result, error=error, peak_mb=peak_mb), time.monotonic() - task.since)
 
     def _bound(self) -> None:
-        """Ends what takes more time or memory than a job may."""
+        """Kill jobs that exceed the limits of time or memory."""
         now = time.monotonic()
         if now - self._looked < LOOK_S:
             return
@@ -220,7 +240,7 @@ class LocalPool:
                 kill_group(task.group)
 
     def leave(self, keys: Collection[str]) -> None:
-        """Lets these jobs, whose own processes are not to be left behind, end in good order."""
+        """Let these jobs, whose own processes must not be left behind, end in good order."""
         leaving = [child for key, child in self._children.items() if key in keys]
         for child in leaving:
             with contextlib.suppress(OSError):
@@ -228,7 +248,7 @@ class LocalPool:
         join(leaving, GRACE_S)
 
     def kill(self) -> None:
-        """Ends all jobs at once."""
+        """Kill all jobs at once."""
         for group in (
             *(task.group for task in self._tasks.values()),
             *(worker.group for worker in self._workers.values()),
@@ -236,20 +256,20 @@ class LocalPool:
             kill_group(group)
 
     def close(self) -> None:
-        """Nothing that was begun is left."""
+        """End everything that was started."""
         self.kill()
         for child in self._children.values():
             child.kill()
         for worker in self._workers.values():
             worker.link.close()
-        self._server.kill()  # workers that it forked end with it
+        self._server.kill()  # the workers that it forked end with it
 
 
 def memory_mb(groups: Collection[int]) -> dict[int, float]:
-    """Resident megabytes of each process group; zeros on systems without /proc."""
+    """Return the resident megabytes of each process group; zeros on systems without /proc."""
     sizes = dict.fromkeys(groups, 0.0)
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             fields = path.read_text(errors="replace").rpartition(")")[2].split()
             if (group := int(fields[PGRP])) in sizes:
                 sizes[group] += int(fields[RSS]) * PAGE_BYTES / 1e6

@@ -1,6 +1,6 @@
-"""How a process ends: the first Ctrl-C, SIGTERM or SIGHUP asks a run to end in good order, a later one ends it.
+"""Ends of a process: the first Ctrl-C, SIGTERM or SIGHUP ends a run in good order, a later one kills it.
 
-One that is done leaves, whatever threads an environment has left behind.
+A finished process exits even if an environment has left threads behind.
 """
 
 from __future__ import annotations
@@ -18,23 +18,27 @@ from types import TracebackType
 from typing import Any
 
 SIGHUP = getattr(signal, "SIGHUP", None)
-"""Windows has none."""
+"""Signal for a closed terminal; Windows has none."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, *((SIGHUP,) if SIGHUP else ()))
-"""Those that a terminal, a service manager or a cluster's scheduler sends to every process of a run."""
+"""Signals that a terminal, a service manager or a cluster's scheduler sends to every process of a run."""
 SIGNALLED = 128
-"""Exit codes above are this and a signal."""
+"""Base of exit codes for signals."""
 AGAIN_S = 3.0
-"""After the first signal, within which others are the same wish: `timeout`, npm and service managers forward what the
-terminal has sent already, and send two kinds at once."""
+"""Seconds after the first signal in which further ones count as the same request.
+
+`timeout`, npm and service managers forward signals that the terminal has sent already, and send two kinds at once.
+"""
 GRACE_S = 2.0
-"""For threads that are about to end."""
-ONCE_MORE = f"once more, {AGAIN_S:g} s from now or later, to leave at once"
+"""Seconds for threads that are about to end."""
+ONCE_MORE = f"repeat the signal after {AGAIN_S:g} s to exit at once"
 
 
 @contextlib.contextmanager
 def ctrl_c() -> Iterator[None]:
-    """Inside, Ctrl-C ends in a KeyboardInterrupt, whatever it becomes on its way: libraries that are being imported
-    turn it into an ImportError."""
+    """Raise KeyboardInterrupt from the block after Ctrl-C, even if another exception has replaced it.
+
+    Libraries that are being imported turn it into an ImportError.
+    """
     handle = _CtrlC()
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
@@ -63,14 +67,17 @@ class _CtrlC:
 
 
 class Interrupted(BaseException):
-    """Breaks off what may be broken off; no library catches it by accident."""
+    """An interruption of work that may be interrupted; no library catches it by accident."""
 
 
 class Interrupts:
-    """Handlers for the time of a run; `number` is the first signal that came."""
+    """Signal handlers during a run; `number` is the first signal received."""
 
     def __init__(self, kill: Callable[[], None], said: str = "") -> None:
-        """kill: what a second signal does before the process leaves. said: a line for stderr when the first comes."""
+        """Prepare the handlers.
+
+        kill: called by a second signal before the process exits. said: line for stderr at the first one.
+        """
         self.number: int | None = None
         self._kill, self._said, self._came = kill, said, 0.0
         self._breakable = False
@@ -78,7 +85,7 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         for number in SIGNALS:
-            # nohup's wish is respected
+            # respect nohup
             if number != SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._handle)
         return self
@@ -90,7 +97,7 @@ class Interrupts:
             signal.signal(number, handler)
 
     def attempt(self, work: Callable[[], None]) -> bool:
-        """Does `work`; False where a first signal came before it or broke it off."""
+        """Do `work`; return False if a first signal came before it or interrupted it."""
         try:
             self._breakable = True
             try:
@@ -115,14 +122,14 @@ class Interrupts:
             return
         self._kill()
         if os.isatty(2):
-            os.write(2, b"\x1b[?25h")  # the live view had hidden the cursor
+            os.write(2, b"\x1b[?25h")  # the live view has hidden the cursor
         os._exit(SIGNALLED + number)
 
 
 def leave(code: int, say: Callable[[str], None]) -> None:
-    """Ends the process with this exit code where threads would hold it for ever, which `say` hears of; else returns.
+    """Exit the process with this code, and report it, if threads would block the exit forever; otherwise return.
 
-    For the end, when everything is written: a bridge to a simulator may have threads that are no daemons, and that its
+    Call it at the end, after everything is written: a bridge to a simulator may have non-daemon threads that its
     close() does not stop.
     """
     until = time.monotonic() + GRACE_S
@@ -130,18 +137,18 @@ def leave(code: int, say: Callable[[str], None]) -> None:
         thread.join(max(until - time.monotonic(), 0))
     if not (threads := _holding()):
         return
-    import multiprocessing  # here: whoever made such children has loaded it
+    import multiprocessing  # a local import: a process with such children has it loaded
 
     say(f"left behind threads that still run: {', '.join(thread.name for thread in threads)}")
-    for child in multiprocessing.active_children():  # as the interpreter itself does in its own end
+    for child in multiprocessing.active_children():  # like the interpreter at its own exit
         child.terminate()
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+        with contextlib.suppress(OSError, ValueError):  # nothing reads it any more
             stream.flush()
     os._exit(code)
 
 
 def _holding() -> list[threading.Thread]:
-    """Threads that the interpreter would wait for."""
+    """Return the threads that the interpreter would wait for."""
     return [thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()]
