@@ -225,9 +225,9 @@ def test_two_bits_learn_what_the_float_policy_does(trained: Any):
 
 @pytest.mark.parametrize(("head", "message"), [
     (ActionHead("argmax", segments=(2, 2)), "output is (6,), but the action head expects (4,)"),
-    (ActionHead("argmax", segments=(6, 0)), "segments (6, 0) are not each of one score or more"),
-    (ActionHead("argmax", segments=(7, -1)), "segments (7, -1) are not each of one score or more"),
-    (ActionHead("binary", segments=(3, 3)), "segments (3, 3) are not each of one score or more"),
+    (ActionHead("argmax", segments=(6, 0)), "segments (6, 0) must each have one score or more"),
+    (ActionHead("argmax", segments=(7, -1)), "segments (7, -1) must each have one score or more"),
+    (ActionHead("binary", segments=(3, 3)), "segments (3, 3) must each have one score or more"),
 ])  # fmt: skip
 def test_segments_that_are_not_those_of_the_output_are_refused_in_one_line(head: ActionHead, message: str):
     with pytest.raises(QuarlError, match=re.escape(message)):

@@ -230,7 +230,7 @@ def test_distill_mixes_no_two_agents_and_no_two_runs(tmp_path, capsys, monkeypat
         return capsys.readouterr().err
 
     with locked(Path("out")):
-        assert "another quarl run is at work in out: wait for it, or choose another folder with -o" in refused()
+        assert "another quarl run is using out: wait for it, or choose another folder with -o" in refused()
     assert cli.main(words) == 0
     assert cli.main(words) == 0
     assert "replaced in out: " in capsys.readouterr().out

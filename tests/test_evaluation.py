@@ -270,5 +270,5 @@ def test_a_script_s_workers_end_whether_it_is_guarded_or_not(tmp_path, guarded):
     ran = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert (ran.returncode, ran.stdout) == ((0, "2\n") if guarded else (1, ""))
     if not guarded:
-        assert 'put what it does under if __name__ == "__main__":' in ran.stderr
+        assert 'put its code under if __name__ == "__main__":' in ran.stderr
         assert "an evaluation process died (exit code 1)" in ran.stderr

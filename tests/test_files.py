@@ -113,7 +113,7 @@ def test_locked_neither_waits_for_a_pipe_nor_takes_a_folder(tmp_path):
     os.mkfifo(tmp_path / "quarl.lock")
     with (
         files.locked(tmp_path),
-        pytest.raises(QuarlError, match="another quarl run is at work in"),
+        pytest.raises(QuarlError, match="another quarl run is using"),
         files.locked(tmp_path),
     ):
         pass

@@ -70,7 +70,7 @@ def test_a_schema_has_types_and_meanings_of_fields_and_of_shared_ones():
         "description": "[out, in] or [out, in, kh, kw].",
     }
     assert schema["properties"]["sqnr_db"]["type"] == ["number", "null"]
-    assert schema["properties"]["sqnr_db"]["description"].startswith("Signal to quantisation noise")
+    assert schema["properties"]["sqnr_db"]["description"].startswith("Signal to quantization noise")
     assert reference.schema(Energy)["properties"]["watts"]["type"] == ["number", "null"]
     assert "command" not in schema["properties"]
 

@@ -144,7 +144,7 @@ def test_an_interval_lies_within_the_returns(values: list[float], seed: int) -> 
 
 
 def test_wrong_returns_are_one_line() -> None:
-    with pytest.raises(QuarlError, match="as many episodes on both sides, got 3 and 2"):
+    with pytest.raises(QuarlError, match="the same number of episodes on both sides, got 3 and 2"):
         verdict(np.ones(3), np.ones(2), 5, rng())
     with pytest.raises(QuarlError, match="at least one number"):
         bootstrap_interval(np.array([]), rng())

@@ -1,4 +1,4 @@
-"""The type of the arrays that QuaRL computes with: their shapes and number types stand where each is described."""
+"""The type of all arrays in QuaRL; each use documents their shape and number type."""
 
 from __future__ import annotations
 

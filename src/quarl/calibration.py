@@ -1,7 +1,7 @@
-"""Post-training quantization: a float32 policy, a spec and calibration observations to a QuantizedPolicy.
+"""Post-training quantization of a float32 policy with a spec and calibration observations.
 
-The operators are visited in order. Calibration observations travel two roads, through the float32 policy and
-through the one quantized so far, so that each layer is fitted to the inputs it will really see.
+The operators are visited in order. Calibration observations pass through the float32 policy and through the part that
+is already quantized, so each layer is fitted to the inputs that it will really see.
 """
 
 from __future__ import annotations
@@ -33,29 +33,35 @@ from quarl.quant.observers import finite_extent
 from quarl.quant.spec import QuantSpec
 
 SATURATING = np.geomspace(0.9, 0.02, 24)
-"""Ranges, as fractions of the calibrated one, among which the grid of a tanh's or sigmoid's inputs is chosen: they
-flatten whatever is far from 0."""
+"""Candidate ranges, as fractions of the calibrated one, for the inputs of a tanh or sigmoid, which flatten numbers far
+from 0."""
 
 
 def quantize(policy: Policy, spec: QuantSpec, observations: Array | None = None) -> QuantizedPolicy:
-    """The policy in the precision of `spec`.
+    """Return the policy in the precision of `spec`.
 
-    observations: raw calibration observations [N, *observation_shape], from the policy's own rollouts; needed by
-    static mode and by schemes with output-aware rounding or bias correction.
+    Args:
+        policy: The float32 policy.
+        spec: Precision, scheme and mode.
+        observations: Raw calibration observations [N, *observation_shape], from the policy's own rollouts. Static mode
+            needs them, as do schemes with output-aware rounding or bias correction.
+
+    Raises:
+        QuarlError: The observations are missing or do not fit the policy, or a weight overflows.
     """
     return Calibrated(policy, observations).quantize(spec)
 
 
 class Calibrated:
-    """A policy and its calibration observations, for several specs: the passes in float32 that they share run once."""
+    """A policy and its calibration observations, for several specs that share the passes in float32."""
 
     def __init__(self, policy: Policy, observations: Array | None = None) -> None:
         self.policy, self.observations = policy, observations
         self._rewritten: dict[tuple[object, ...], tuple[Policy, dict[str, Array]]] = {}
 
-    @np.errstate(all="ignore")  # of weights near the ends of float32; what is not finite is refused
+    @np.errstate(all="ignore")  # weights near the ends of float32 overflow; infinite results are refused
     def quantize(self, spec: QuantSpec) -> QuantizedPolicy:
-        """As `quantize`."""
+        """Return the policy in the precision of `spec`."""
         policy = self.policy
         if not spec.needs_observations:
             of_layer = _layer_specs(policy, spec)
@@ -65,9 +71,10 @@ class Calibrated:
 
     @np.errstate(all="ignore")
     def rewrite(self, spec: QuantSpec) -> tuple[Policy, Mapping[str, Array]]:
-        """The float32 policy whose weights are rounded, the same actions after the scheme's rewrites; and its values.
+        """Return the float32 policy after the scheme's rewrites, which keep its actions, and its values.
 
-        They are kept for the next spec that asks for the same rewrites; those of others are let go.
+        The weights of this policy are rounded. The result is kept for the next spec with the same rewrites; others are
+        dropped.
         """
         pins = spec.mode == "dynamic" and spec.activation_bits is not None
         key = spec.scheme.center_scores, spec.scheme.equalize, pins
@@ -77,7 +84,7 @@ class Calibrated:
         return self._rewritten[key]
 
     def prepare(self, spec: QuantSpec) -> None:
-        """Runs now what `quantize` needs for any spec with the same rewrites."""
+        """Run the passes that `quantize` needs for any spec with the same rewrites."""
         if spec.needs_observations:
             self.rewrite(spec)
 
@@ -100,7 +107,7 @@ class Calibrated:
 def _rewrite(
     policy: Policy, observations: Array, center: bool, equalizing: float | None, pins: bool
 ) -> tuple[Policy, dict[str, Array]]:
-    """The policy after these rewrites, and all its values on the observations."""
+    """Return the policy after these rewrites, and all its values on the observations."""
     if center:
         policy = center_scores(policy)
     values = as_float(policy, observations)
@@ -125,12 +132,12 @@ def quantised(calibrated: Calibrated, spec: QuantSpec) -> QuantizedPolicy:
 
 @np.errstate(all="ignore")
 def round_layers(layers: Sequence[LayerWeights], spec: QuantSpec) -> tuple[LayerWeights, ...]:
-    """Layers of any file in the precision of `spec`, each weight at its nearest value; biases stay as they are.
+    """Return the layers of any file in the precision of `spec`, each weight at its nearest value; biases do not change.
 
     Nothing runs, so there are no observations: `spec.scheme` must not need any.
     """
     if spec.float_type is None and spec.scheme.needs_observations:
-        raise ValueError(f"scheme {spec.scheme.name!r} needs observations, which layers alone do not give")
+        raise ValueError(f"scheme {spec.scheme.name!r} needs observations, but layers alone have none")
     rounded = []
     for layer in layers:
         arguments = (layer.name, (), layer.weight, np.zeros(0, np.float32))
@@ -140,19 +147,22 @@ def round_layers(layers: Sequence[LayerWeights], spec: QuantSpec) -> tuple[Layer
 
 
 def _layer_specs(policy: Policy, spec: QuantSpec) -> dict[str, QuantSpec]:
-    """What each layer is quantized by."""
+    """Return the spec of each layer."""
     edges = edge_layers(policy)
     return {op.name: spec.of_layer(op.name, edge=op.name in edges) for op in policy.linear}
 
 
 def _rounded(op: Linear, spec: QuantSpec) -> Linear:
-    """The layer in a precision that needs no observations."""
+    """Return the layer in a precision that needs no observations."""
     return nearest(op, spec) if spec.float_type is None else cast(op, spec.float_type)
 
 
 def regridded(policy: QuantizedPolicy, observations: Array) -> QuantizedPolicy:
-    """A dynamic policy in static mode: its weights' codes as they are, its activations on grids that are calibrated on
-    the observations [N, *shape]. Only rows of weights that are tiny beside their bias are rounded anew."""
+    """Return a dynamic policy in static mode: the same codes, with activation grids calibrated on observations [N,
+    *shape].
+
+    Only rows of weights that are tiny compared with their bias are rounded again.
+    """
     with np.errstate(all="ignore"):
         values = as_float(policy, observations)
         check_values(policy, observations, values)
@@ -160,7 +170,7 @@ def regridded(policy: QuantizedPolicy, observations: Array) -> QuantizedPolicy:
 
 
 class _Pass:
-    """One pass over the operators with calibration values on both roads."""
+    """One pass over the operators, with calibration values of both policies."""
 
     def __init__(self, policy: Policy, float_values: Mapping[str, Array], spec: QuantSpec, observations: Array) -> None:
         self.policy, self.spec, self.float_values = policy, spec, float_values
@@ -200,7 +210,7 @@ class _Pass:
         return fitted, value
 
     def _quantized_input(self, name: str) -> Array:
-        """What the integer kernel makes of the value `name`, as real numbers."""
+        """Return the value `name` as the integer kernel reads it, in real numbers."""
         x = self.values[name]
         if self.spec.activation_bits is None:
             return x
@@ -212,7 +222,7 @@ class _Pass:
         return on_grid(x, self.grids[name])
 
     def _on_grid(self, op: Op, value: Array) -> Array:
-        """Static mode: values between integer layers live on grids; those of float operators stay as they are."""
+        """Return the value on its grid in static mode; values of float operators do not change."""
         rule = self.rules.get(op.name)
         if rule is None or rule.kind in ("observation", "pixels", "input"):
             return value
@@ -225,7 +235,7 @@ class _Pass:
         return on_grid(value, self.grids[op.name])
 
     def _input_grid(self, name: str, x: Array) -> ActivationGrid:
-        """The grid of a value that layers read and no integer layer makes."""
+        """Return the grid of a value that layers read and that is not the output of an integer layer."""
         rule = self.rules[name]
         if self.spec.activation_bits == 8 and rule.kind == "pixels":
             return pixel_grid(rule.step)
@@ -237,7 +247,7 @@ class _Pass:
         return self._grid(x)
 
     def _grid(self, x: Array, function: str = "") -> ActivationGrid:
-        """The grid of values x; before a bounded function, the one that leaves the least error behind it."""
+        """Return the grid of values x; before a bounded function, the one with the least error after it."""
         bits = self.spec.activation_bits or 8
         seen = (np.maximum(x, 0) if function == "relu" else x).reshape(1, -1)
         low, high = (side[0].astype(np.float64) for side in finite_extent(seen))

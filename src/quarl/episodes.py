@@ -23,25 +23,25 @@ from quarl.processes.inside import Result
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """What a share of the episodes took."""
+    """Time that a share of the episodes took."""
 
     wall_s: float
-    """From the first action to the end of the last episode."""
+    """Seconds from the first action to the end of the last episode."""
     engine_s: float
-    """The part of it spent in the engine."""
+    """Part of these seconds spent in the engine."""
     measured: bool
-    """False where the engine simulates the precision in float."""
+    """False if the engine simulates the precision in float."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Job(Play):
-    """What a process needs to play its share of the episodes of one policy."""
+    """Everything a process needs to play its share of the episodes of one policy."""
 
     policy: QuantizedPolicy
     engine: str | Engine
 
     def play(self, indices: Iterable[int], report: Callable[[Episode], None]) -> Clock:
-        """Plays the episodes of these indices, here; `report` gets each as it ends."""
+        """Play the episodes of these indices in this process; `report` receives each as it ends."""
         name = self.engine
         engine = engines.load(self.policy, name, batch=self.batch) if isinstance(name, str) else name
         run, now = engine.run, time.perf_counter
@@ -50,7 +50,7 @@ class Job(Play):
         def timed(observations: Array) -> Array:
             nonlocal begin, engine_s
             if not begin:
-                engines.check_values(self.policy, observations)  # behind it, codes of NaN would look like numbers
+                engines.check_values(self.policy, observations)  # afterwards codes of NaN would look like numbers
             start = now()
             begin = begin or start
             outputs = run(observations)
@@ -63,23 +63,32 @@ class Job(Play):
 
 
 def _play_share(_: None, link: Connection) -> Clock:
-    """What a child does: sends every finished episode of the share that it gets; its clock is the result."""
+    """Play a share in a child process: send every finished episode, and return the clock."""
     job, indices = link.recv()
     clock: Clock = job.play(indices, link.send)
     return clock
 
 
 def in_processes(job: Job, shares: list[range], report: Callable[[Episode], None]) -> list[Clock]:
-    """Plays each share in a process of its own."""
+    """Play each share in a process of its own.
+
+    Args:
+        job: Policy, engine and environment.
+        shares: Indices of the episodes of each process.
+        report: Receives each episode as it ends.
+
+    Raises:
+        QuarlError: A process died, or an error was raised in one.
+    """
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # a child, which imports the user's script
-        raise SystemExit('quarl: several workers import the script: put what it does under if __name__ == "__main__":')
+        raise SystemExit('quarl: several workers import the script: put its code under if __name__ == "__main__":')
     clocks: list[Clock] = []
     with contextlib.closing(Children()) as children:
         playing: dict[Connection, Child] = {}
         for i, share in enumerate(shares):
             child = Child(f"episodes {i}", _play_share, None, Path(os.devnull), linked=True)
             children.start(child)
-            with contextlib.suppress(OSError):  # it may be dead already, of which start would never hear
+            with contextlib.suppress(OSError):  # it may be dead already, which start would not notice
                 child.link.send((job, share))
             playing[child.link] = child
         while playing:
@@ -95,6 +104,6 @@ def in_processes(job: Job, shares: list[range], report: Callable[[Episode], None
                 if message.mistake:
                     raise message.mistake(message.error)
                 if message.error:
-                    raise QuarlError(f"an evaluation process raised {message.error}; with one worker it says where")
+                    raise QuarlError(f"an evaluation process raised {message.error}; use one worker for the traceback")
                 clocks.append(message.value)
     return clocks

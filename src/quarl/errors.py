@@ -1,4 +1,4 @@
-"""The one exception a user can cause: a line that says what, where, and the fix. And what is said on the way."""
+"""The only exception that a user can cause, as one line with cause, place and fix; and progress notes on stderr."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 
 LOUDNESS = "QUARL_LOUDNESS"
-"""The environment variable that says how much is said: quiet, verbose, or else what is usual."""
+"""Environment variable for the amount of output: quiet, verbose, or anything else for the default."""
 EXTRAS: Mapping[str, str] = {
     **dict.fromkeys(("torch", "stable_baselines3", "sb3_contrib"), "train"),
     **dict.fromkeys(("onnx", "onnxruntime"), "onnx"),
     **dict.fromkeys(("matplotlib", "jinja2"), "report"),
     "ray": "cluster",
 }
-"""Packages that a plain `pip install quarl` leaves out, by import name, and the extra that brings each."""
+"""Packages that a plain `pip install quarl` leaves out, by import name, and the extra that installs each."""
 RAISED = (Exception, SystemExit)
-"""What an environment may raise: sys.exit() in its code would end the run without a word."""
+"""Exceptions that an environment may raise: sys.exit() in its code would end the run silently."""
 MAX_LINE = 600
-"""Characters of a message; names out of a file can be of any length."""
+"""Largest message in characters; names from a file can have any length."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """What ends the message of an unknown name: "; did you mean 'ppo'?", or nothing where no known one is near."""
+    """Return the end of an error about an unknown name: "; did you mean 'ppo'?", or "" if no known name is near."""
     names = {each.lstrip("-"): each for each in known}
     word = name.lstrip("-")
     begun = [short for short in names if re.match(rf"{re.escape(short)}\w", word)]  # --environment: --env, not --engine
@@ -35,53 +35,53 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with every character that a terminal would obey, not show, spelt out."""
+    """Return the text with every control character, which a terminal would interpret, escaped."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def short(text: str, most: int = 60) -> str:
-    """The text as a terminal, a table or a figure shows it: printable, the middle of more than `most` characters left
-    out."""
+    """Return printable text for a terminal, a table or a figure, without the middle of more than `most` characters."""
     return printable(text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 3 :]}")
 
 
 def in_one_line(error: BaseException) -> str:
-    """What raised and what it said, for a message about what others have raised."""
+    """Return type and text of an error in one line, to quote it in a message."""
     said = " ".join(str(error).split())
     return said if isinstance(error, QuarlError) else f"{type(error).__name__}: {said}"
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of others says first, or its kind where it says nothing; where in their sources is not said."""
+    """Return the first line of another library's error, or its type if it has no text, without its place in their
+    sources."""
     lines = [line for line in str(error).strip().splitlines() if not line.startswith("Exception from ")]
     return (lines or [""])[0] or type(error).__name__
 
 
 def complain(line: str) -> None:
-    """Says on stderr what also those hear who want quiet."""
+    """Print a line on stderr, even in quiet mode."""
     print(f"quarl: {printable(line)}", file=sys.stderr, flush=True)
 
 
 def note(line: str) -> None:
-    """Says on stderr what is going on, unless this is to be quiet."""
+    """Print progress on stderr, unless quiet."""
     if not is_quiet():
         complain(line)
 
 
 def detail(line: str) -> None:
-    """Says on stderr what few want to know: with -v."""
+    """Print details on stderr, only with -v."""
     if os.environ.get(LOUDNESS) == "verbose":
         complain(line)
 
 
 def is_quiet() -> bool:
-    """Whether nothing but results and errors is to be said."""
+    """Return whether only results and errors are printed."""
     return os.environ.get(LOUDNESS) == "quiet"
 
 
 @functools.cache
 def note_once(line: str) -> None:
-    """As `note`; whoever says it again in this process is not heard."""
+    """Print like `note`, but only once per process for each line."""
     note(line)
 
 
@@ -96,7 +96,7 @@ class QuarlError(Exception):
     """
 
     def __str__(self) -> str:
-        # Messages quote names out of files; whatever those hold, the user sees one line and no terminal codes.
+        # Messages quote names from files; whatever these contain, the user sees one line without terminal codes.
         text = super().__str__()
         if len(text) > MAX_LINE:
             text = f"{text[: MAX_LINE - 100]} ... {text[-90:]}"
@@ -104,26 +104,26 @@ class QuarlError(Exception):
 
 
 class NothingSavedError(QuarlError):
-    """There is nothing to go on from: no run, no checkpoint, or none that is sound."""
+    """A run that cannot be resumed: no run, no checkpoint, or no valid one."""
 
 
 class UnsupportedError(QuarlError):
-    """The request is well formed, but this engine or reader has no way to carry it out."""
+    """A well-formed request that this engine or reader cannot carry out."""
 
 
 class MissingEnvironmentError(QuarlError):
-    """An environment is not registered here, or its package is not installed."""
+    """An environment that is not registered here, or whose package is not installed."""
 
 
 class MissingPackageError(QuarlError):
-    """A package of an extra is not installed."""
+    """A package of an extra that is not installed."""
 
 
 @contextlib.contextmanager
 def extras(what: str) -> Iterator[None]:
-    """Makes MissingPackageError, with pip's line, of an import in it that fails for want of an extra.
+    """Turn a failed import of an extra's package inside the block into MissingPackageError with the pip command.
 
-    what: needs the package.
+    what: the part of the program that needs the package.
     """
     try:
         yield

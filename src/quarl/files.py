@@ -1,5 +1,4 @@
-"""Output folders and the files in them: folders of one run at a time, files that are written whole or not at all,
-and rows of metrics and evaluations, a line of JSON each."""
+"""Output folders and their files: folders of one run at a time, atomic writes, and rows as lines of JSON."""
 
 from __future__ import annotations
 
@@ -22,16 +21,16 @@ from filelock import lock_descriptor
 from quarl.errors import QuarlError
 
 NAME_BYTES = 200
-"""Of a file's name, that its temporary one keeps: file systems take 255."""
+"""Bytes of a file's name that its temporary file keeps: file systems allow 255."""
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TEMPORARY = "quarl-tmp-"
-"""First letters of the names of temporary folders."""
+"""Prefix of the names of temporary folders."""
 STALE_S = 3600.0
-"""Age in seconds from which a temporary folder without an owner is removed."""
+"""Age in seconds after which a temporary folder without an owner is removed."""
 
 
 class FullError(QuarlError):
-    """The disk or the user's quota has no room for a file, or the file is larger than the system allows."""
+    """A file that does not fit on the disk or into the user's quota, or is larger than the system allows."""
 
 
 def advice(error: OSError) -> str:
@@ -40,7 +39,7 @@ def advice(error: OSError) -> str:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes an output folder where it is missing."""
+    """Create an output folder if it is missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -49,7 +48,7 @@ def make_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep a second run out of the folder, which is made if it is missing. The lock ends with its process.
+    """Keep a second run out of the folder, which is created if it is missing. The lock ends with its process.
 
     Raises:
         QuarlError: Another run holds the lock, or its file cannot be written.
@@ -57,17 +56,18 @@ def locked(folder: Path) -> Iterator[None]:
     make_folder(folder)
     path = folder / "quarl.lock"
     try:
-        file = path.open("ab+", buffering=0)  # opening a FIFO for writing alone would wait for its reader
+        file = path.open("ab+", buffering=0)  # opening a FIFO only for writing would wait for its reader
     except OSError as error:
         raise QuarlError(f"cannot write to {path}: {error.strerror}; {advice(error)}") from None
     with file:
         if not hold(file.fileno()):
-            raise QuarlError(f"another quarl run is at work in {folder}: wait for it, or choose another folder with -o")
+            raise QuarlError(f"another quarl run is using {folder}: wait for it, or choose another folder with -o")
         yield
 
 
 def hold(descriptor: int) -> bool:
-    """Whether the open file is locked, until it is closed or its process ends; others may have it, or it cannot be."""
+    """Lock the open file until it is closed or its process ends; return False if another process has it, or it cannot
+    be."""
     with contextlib.suppress(OSError):  # not every network filesystem has locks
         return lock_descriptor(descriptor, blocking=False)
     return False
@@ -75,7 +75,11 @@ def hold(descriptor: int) -> bool:
 
 @contextlib.contextmanager
 def in_turn(folder: Path) -> Iterator[None]:
-    """The folder, which is there, once nobody else holds it so: for moments, as to move files. It gets no lock file."""
+    """Wait until no other process holds the existing folder this way, and hold it: for short work, such as moving
+    files.
+
+    The folder gets no lock file.
+    """
     with _opened(folder) as descriptor:
         with contextlib.suppress(OSError):  # NFS does not lock folders
             lock_descriptor(descriptor)
@@ -84,7 +88,7 @@ def in_turn(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _opened(folder: Path, flags: int = 0) -> Iterator[int]:
-    """Open a folder, or on Windows, where folders cannot be opened, nothing."""
+    """Open a folder; on Windows, which cannot open folders, open nothing."""
     descriptor = os.open(os.devnull if sys.platform == "win32" else folder, os.O_RDONLY | flags)
     try:
         yield descriptor
@@ -93,12 +97,13 @@ def _opened(folder: Path, flags: int = 0) -> Iterator[int]:
 
 
 def write_bytes(data: bytes, path: Path) -> None:
-    """Replaces the file at `path` by `data` in one step."""
+    """Replace the file at `path` by `data` in one step."""
     write_parts([data], path)
 
 
 def write_parts(parts: Iterable[bytes | memoryview], path: Path) -> None:
-    """Replace the file at `path` by the parts, one after the other, in one step; FullError when the disk is full."""
+    """Replace the file at `path` by the parts, one after the other, in one step; raise FullError if the disk is
+    full."""
     try:
         with replacing(path) as file:
             for part in parts:
@@ -111,9 +116,10 @@ def write_parts(parts: Iterable[bytes | memoryview], path: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
-    """A file to write to that takes the place of `path` in one step when the block ends without an error.
+    """Yield a file to write to, which replaces `path` in one step if the block ends without an error.
 
-    A crash at any moment leaves the old file or the new one, whole. temporary: where it lies until then.
+    After a crash at any moment, `path` is the old file or the new one, complete. temporary: path of the file until
+    then.
     """
     temporary = temporary or beside(path)
     try:
@@ -130,23 +136,25 @@ def replacing(path: Path, temporary: Path | None = None) -> Iterator[BinaryIO]:
 
 
 def put(file: BinaryIO, data: bytes | memoryview) -> None:
-    """Writes all of `data`. This and the next three are the only ways in which what is written whole touches the
-    disk."""
+    """Write all of `data`.
+
+    Complete files reach the disk only through this function and the next three.
+    """
     file.write(data)
 
 
 def sync(descriptor: int) -> None:
-    """Returns when the disk has it."""
+    """Wait until the disk has the file."""
     os.fsync(descriptor)
 
 
 def rename(old: Path, new: Path) -> None:
-    """Puts the file at its final name."""
+    """Move the file to its final name."""
     old.replace(new)
 
 
 def sync_folder(folder: Path) -> None:
-    """Returns when the disk has the folder's names, on systems where one can ask for it."""
+    """Wait until the disk has the folder's names, on systems that support it."""
     if sys.platform == "win32":
         return
     with _opened(folder) as descriptor:
@@ -154,30 +162,33 @@ def sync_folder(folder: Path) -> None:
 
 
 def beside(path: Path) -> Path:
-    """A name in the same folder that nothing has, hidden, for what becomes `path` once it is whole.
+    """Return an unused, hidden name in the same folder, for a file that becomes `path` once it is complete.
 
-    Files and folders are made there by plain calls, not by those of tempfile: their permissions are the umask's.
+    Files and folders are created there by plain calls, not by those of tempfile, so their permissions are the umask's.
     """
     name = os.fsencode(path.name)[:NAME_BYTES].decode(errors="ignore")
     return path.with_name(f".{name}.{secrets.token_hex(8)}")
 
 
 def append_row(path: Path, row: dict[str, Any]) -> None:
-    """Append one line, whole or not at all; QuarlError when it cannot be written."""
+    """Append one line, completely or not at all; raise QuarlError if it cannot be written."""
     size = path.stat().st_size if path.exists() else 0
     try:
         with path.open("a") as file:
             print(json.dumps(row), file=file)
     except OSError as error:
-        with contextlib.suppress(OSError):  # no half of a row, which the next one would go on
+        with contextlib.suppress(OSError):  # remove half of a row, which the next one would continue
             os.truncate(path, size)
         raise QuarlError(f"cannot write {path}: {error.strerror}") from None
 
 
 def read_rows(path: Path, timesteps: float = math.inf, numbers: Iterable[str] = ()) -> list[dict[str, Any]]:
-    """Rows up to that step: later ones, of what was not saved, are no more, nor is half of a line.
+    """Return the rows up to a step; later ones were not saved with the run, and incomplete lines are dropped.
 
-    numbers: names of what has to be a number in each.
+    Args:
+        path: The file; without it there are no rows.
+        timesteps: Last step to include.
+        numbers: Names of fields that must be numbers in each row.
     """
     rows: list[dict[str, Any]] = []
     for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else ():
@@ -190,16 +201,18 @@ def read_rows(path: Path, timesteps: float = math.inf, numbers: Iterable[str] = 
 
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """The file of these rows, in one step."""
+    """Write a file of these rows in one step."""
     write_bytes("".join(json.dumps(row) + "\n" for row in rows).encode(), path)
 
 
 class Dispensable:
-    """Files of one kind that a run can do without: a full disk costs the file and not the run, and is said once until
-    one is written again."""
+    """Files of one kind that a run can do without.
+
+    A full disk costs the file but not the run, and is reported once until a file is written again.
+    """
 
     def __init__(self, say: Callable[[str], None], error: type[QuarlError] = QuarlError) -> None:
-        """error: what is raised where a file cannot be written; any other is the caller's."""
+        """Report with `say`; `error` is raised if a file cannot be written, and any other error is passed on."""
         self._say, self._error = say, error
         self._is_full = False
 
@@ -211,7 +224,7 @@ class Dispensable:
             if last:
                 raise
             if not self._is_full:
-                self._say(f"{error}; training goes on")
+                self._say(f"{error}; training continues")
             self._is_full = True
         else:
             self._is_full = False
@@ -220,12 +233,12 @@ class Dispensable:
 
 @contextlib.contextmanager
 def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
-    """Make a folder for this user alone, and remove it at the end of the block.
+    """Create a folder for this user alone, and remove it at the end of the block.
 
     Folders that killed processes left are removed first. A lock on each folder shows that its owner is alive.
 
     Args:
-        parent: None is the system's folder for temporary files.
+        parent: Folder in which it is created; None is the system's folder for temporary files.
     """
     parent = parent or Path(tempfile.gettempdir())
     for path in parent.glob(f"{TEMPORARY}*") if sys.platform != "win32" else ():
@@ -250,12 +263,17 @@ def _sweep(path: Path) -> None:
 
 @contextlib.contextmanager
 def staged(target: Path, before: Callable[[Path], None] = lambda folder: None) -> Iterator[Path]:
-    """An empty folder to fill, whose files move to `target` at the end; after an error `target` is as it was.
+    """Yield an empty folder to fill, whose files move to `target` at the end; an error leaves `target` unchanged.
 
-    Of two that end at once, one moves all its files before the other. before: called with the filled folder where
-    `target` is there, in the moment before the files move; it may refuse.
-    Raises QuarlError at once where `target` cannot be written, not after the work is done; where it has become so
-    meanwhile, the filled folder stays.
+    If two end at once, one moves all its files before the other.
+
+    Args:
+        target: Folder of the results.
+        before: Called with the filled folder if `target` exists, just before the files move; it may refuse.
+
+    Raises:
+        QuarlError: `target` cannot be written. This is checked before the work starts. If it fails later, the filled
+            folder stays.
     """
     if not target.is_dir() and (target.exists() or target.is_symlink()):
         what = "a file" if target.exists() else "a link to nothing"

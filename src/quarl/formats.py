@@ -1,4 +1,4 @@
-"""Formats: how one value of a row is written in a table."""
+"""Text of single values in tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SPARK_BINS = 20
 
 
 def number(value: float | None) -> str:
-    """A return, with as many decimals as its size deserves; an en dash where there is none."""
+    """Return a return as text, with decimals that suit its size; an en dash for None."""
     if value is None:
         return "–"
     decimals = 0 if abs(value) >= 1000 else 1 if abs(value) >= 10 else 2
@@ -20,17 +20,17 @@ def number(value: float | None) -> str:
 
 
 def spread(mean: float | None, std: float | None) -> str:
-    """A mean return and the standard deviation around it; an en dash where there is none."""
+    """Return a mean return and the standard deviation around it as text; an en dash for None."""
     return "–" if mean is None else f"{number(mean)} ± {number(std)}"
 
 
 def mean_bits(mean: float, bits: int) -> str:
-    """Bits of a weight over layers of several widths, and the single width that takes as many bytes at least."""
+    """Return the mean bits of weights of several widths, and the smallest single width that needs no fewer bytes."""
     return "" if mean == bits else f"{mean:.2f} (≤ {math.ceil(mean)})"
 
 
 def size(count: int | None) -> str:
-    """Bytes in decimal units; an en dash for none."""
+    """Return bytes in decimal units; an en dash for None."""
     if not count:
         return "–"
     for unit, factor in (("MB", 1e6), ("kB", 1e3)):
@@ -40,12 +40,12 @@ def size(count: int | None) -> str:
 
 
 def three_digits(value: float | None) -> str:
-    """Never in powers of ten, to which `.3g` turns from 999.5 on; an en dash where there is none."""
+    """Return three digits, never in powers of ten, which `.3g` uses from 999.5 on; an en dash for None."""
     return "–" if value is None else f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
 
 
 def percent(share: float | None) -> str:
-    """A share 0..1 in percent, never rounded up to 100; an en dash where there is none."""
+    """Return a share 0..1 in percent, never rounded up to 100; an en dash for None."""
     if share is None:
         return "–"
     text = f"{100 * share:.1f}"
@@ -53,36 +53,41 @@ def percent(share: float | None) -> str:
 
 
 def shares(value: float | None, low: float | None, high: float | None) -> str:
-    """A share with its interval, in percent; an en dash where there is none."""
+    """Return a share with its interval, in percent; an en dash for None."""
     return "–" if value is None else estimate(*(100 * share for share in (value, low or 0.0, high or 0.0)))
 
 
 def count(value: int | None) -> str:
-    """A count with its thousands; blank where there is nothing to count, as seeds of a mean over agents."""
+    """Return a count with thousands separators; blank if there is nothing to count, like the seeds of a mean over
+    agents."""
     return f"{value:,}" if value else ""
 
 
 def counted(number: int, noun: str) -> str:
-    """1 episode, 2 episodes."""
+    """Return "1 episode" or "2 episodes"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """An interval by its ends; an en dash where it has none."""
+    """Return an interval by its ends; an en dash for None."""
     return "–" if low is None else f"[{number(low)}, {number(high)}]"
 
 
 def estimate(value: float | None, low: float | None, high: float | None) -> str:
-    """A return with its interval; an en dash where there is none."""
+    """Return a return with its interval; an en dash for None."""
     return "–" if value is None else f"{number(value)} {interval(low, high)}"
 
 
 def times(
     factor: float | None, low: float | None = None, high: float | None = None, at_least: bool | None = False
 ) -> str:
-    """A factor with the ends of its interval, which a baseline against itself has not; the upper one may be unknown.
+    """Return a factor with the ends of its interval; the baseline has none, and the upper end may be unknown.
 
-    at_least: whether the factor is a lower bound.
+    Args:
+        factor: The factor or None.
+        low: Lower end.
+        high: Upper end; None if it is unknown.
+        at_least: The factor is a lower bound.
     """
     if factor is None:
         return "–"
@@ -94,32 +99,38 @@ def times(
 
 
 def verdict(word: str | None, differs: bool | None, precision: str = "") -> str:
-    """A verdict in words, blank where there is none; what others are compared with has none."""
+    """Return a verdict in words; blank if there is none, and "baseline" for fp32.
+
+    Args:
+        word: The verdict.
+        differs: The difference is beyond noise.
+        precision: Precision of the row.
+    """
     return "baseline" if precision == "fp32" else f"{word or ''}{', differs beyond noise' if differs else ''}"
 
 
 def kernels(measured: bool | None) -> str:
-    """Whether kernels of the precision ran; blank where nothing did."""
+    """Return "measured" if kernels of the precision ran, "simulated" if not; blank if nothing ran."""
     return {True: "measured", False: "simulated", None: ""}[measured]
 
 
 def unless_float(value: str, precision: str) -> str:
-    """Blank for float formats, which have no scheme."""
+    """Return the value; blank for float formats, which have no scheme."""
     return "" if precision in FLOAT_BITS else value
 
 
 def actor(precision: str, engine: str) -> str:
-    """What ActorQ's actors run: the precision, and the engine where it is not the usual one."""
+    """Return the precision of ActorQ's actors, and their engine if it is not the usual one."""
     return precision if engine == "litert" else f"{engine} {precision}"
 
 
 def activations(mode: str, bits: int) -> str:
-    """How activations are quantized, blank where they are not."""
+    """Return the mode of quantized activations; blank for float ones."""
     return "" if bits == FLOAT_BITS["fp32"] else mode
 
 
 def spark(counts: Sequence[int]) -> str:
-    """A histogram in SPARK_BINS characters, its bars as long as the logarithm of their counts; blank for nothing."""
+    """Return a histogram in SPARK_BINS characters, with bars of logarithmic length; blank for no counts."""
     width = max(1, len(counts) // SPARK_BINS)
     bars = [sum(counts[start : start + width]) for start in range(0, len(counts), width)]
     top = max(bars).bit_length()

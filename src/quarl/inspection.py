@@ -1,4 +1,4 @@
-"""What a precision does to weights, layer by layer and in all: the rows of `quarl inspect`."""
+"""Effect of a precision on weights, layer by layer and in total: the rows of `quarl inspect`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Range = Annotated[float, Column("range", "{:.4g}".format)]
 Noise = Annotated[
     float | None,
     Column("SQNR dB", lambda db: "exact" if db is None else f"{db:.1f}"),
-    "Signal to quantisation noise, in decibels; null where nothing changed.",
+    "Signal to quantization noise, in decibels; null if nothing changed.",
 ]
 Histogram = Annotated[
     dict[str, list[float]],
@@ -51,16 +51,16 @@ class LayerRow(Row):
     max: Maximum
     range: Range
     levels: Annotated[int, Column("levels")]
-    """Distinct codes in use; distinct values where the precision is a float format."""
+    """Distinct codes in use; distinct values for a float format."""
     sqnr_db: Noise
     saturation: Annotated[float, Column("clipped %", lambda share: f"{100 * share:.2g}")]
-    """Share of the weights that lie outside the grid by more than half a step, 0..1."""
+    """Share of the weights outside the grid by more than half a step, 0..1."""
     histogram: Histogram
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRow(Row):
-    """All weights of one model together; biases are not among them."""
+    """All weights of one model together, without biases."""
 
     command = "inspect models"
     model: Annotated[str, Column("model", short)]
@@ -72,12 +72,12 @@ class ModelRow(Row):
     range: Range
     std: Annotated[float, Column("std", "{:.4g}".format)]
     spread: Annotated[float | None, Column("max/std", formats.number)]
-    """max |w| / std: how far the largest weight, which sets the step of a grid, lies from the typical one; null where
-    std is 0."""
+    """max |w| / std: distance of the largest weight, which sets the step of a grid, from the typical one; null if std
+    is 0."""
     sqnr_db: Noise
     histogram: Histogram
     layers: list[LayerRow]
-    """The model's `inspect` rows."""
+    """`inspect` rows of the model."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -86,15 +86,18 @@ class Layer:
 
     row: LayerRow
     grid: Array
-    """float32: every level that the coarsest channel can take, ascending; empty for float formats and huge grids."""
+    """float32 levels that the coarsest channel can take, ascending; empty for float formats and huge grids."""
 
 
-@np.errstate(all="ignore")  # of weights near the ends of float32
+@np.errstate(all="ignore")  # weights near the ends of float32 overflow
 def inspect(before: Sequence[LayerWeights], after: Sequence[LayerWeights], spec: QuantSpec) -> list[Layer]:
-    """Layers in the precision of `spec` against the same layers in float, in order.
+    """Compare layers in the precision of `spec` with the same layers in float, in order.
 
-    before: what was rounded; of a policy whose scheme equalises channels, those of `calibration.Calibrated.rewrite`,
-    because it moves factors between layers first.
+    Args:
+        before: The layers before rounding. For a policy whose scheme equalizes channels, they come from
+            `calibration.Calibrated.rewrite`, which moves factors between layers first.
+        after: The same layers in the precision of `spec`.
+        spec: Precision and scheme.
     """
     return [_layer(x, y, spec) for x, y in zip(before, after, strict=True)]
 
@@ -116,7 +119,14 @@ def _layer(before: LayerWeights, after: LayerWeights, spec: QuantSpec) -> Layer:
 
 @np.errstate(all="ignore")
 def whole(model: str, before: Sequence[LayerWeights], after: Sequence[LayerWeights], spec: QuantSpec) -> ModelRow:
-    """All weights of `model` in float, and what the precision of `spec` leaves of them."""
+    """Return the row of all weights of a model, in float and in the precision of `spec`.
+
+    Args:
+        model: Name of the model.
+        before: Its layers in float.
+        after: Its layers in the precision of `spec`.
+        spec: Precision and scheme.
+    """
     x, y = (np.concatenate([as_float32(layer.weight).reshape(-1) for layer in side]) for side in (before, after))
     std = float(x.std(dtype=np.float64))
     return ModelRow(
@@ -130,7 +140,7 @@ def whole(model: str, before: Sequence[LayerWeights], after: Sequence[LayerWeigh
 
 
 def _compared(x: Array, y: Array, spec: QuantSpec) -> dict[str, Any]:
-    """What rows say of float weights x beside y, the real values that replace them."""
+    """Return the fields of a row that compare float weights x with y, the real values that replace them."""
     low, high = float(x.min()), float(x.max())
     counts, edges = histogram(x)
     return {
@@ -145,14 +155,14 @@ def _compared(x: Array, y: Array, spec: QuantSpec) -> dict[str, Any]:
 
 
 def _grid(weight: Weight, scheme: Rounding) -> QParams | None:
-    """The grid of integer weights, channel by channel; None of floats."""
+    """Return the grid of integer weights, channel by channel; None for floats."""
     if not isinstance(weight, QuantizedTensor):
         return None
     codes = weight.codes
     along = (-1,) + (1,) * (codes.ndim - 1)
     if weight.mid_rise:
         return QParams(2 * weight.scale.reshape(along), MID_RISE, *integer_range(weight.bits, symmetric=False))
-    # The 2020 formula clips nothing: its grid ends where its codes do.
+    # The 2020 formula clips nothing: its grid ends at its extreme codes.
     ends = (
         (int(codes.min()), int(codes.max()))
         if scheme.original
@@ -166,7 +176,7 @@ def _finite(value: float) -> float | None:
 
 
 def weight_bias_line(file: str, layers: Sequence[LayerWeights]) -> str:
-    """The original's line about a model file: extremes of all its weights and biases, and the difference.
+    """Return the original's line about a model file: extremes of all its weights and biases, and the difference.
 
     Source: visualize_pkl.py, `<file> : weight_bias_min: <min> , weight_bias_max: <max> , range: <max-min>`.
     """
@@ -174,5 +184,5 @@ def weight_bias_line(file: str, layers: Sequence[LayerWeights]) -> str:
     tensors += [layer.bias for layer in layers if layer.bias is not None]
     low = np.float32(min(array.min() for array in tensors))
     high = np.float32(max(array.max() for array in tensors))
-    span = float(high) - float(low)  # which float32 cannot hold where both are near its ends
+    span = float(high) - float(low)  # overflows in float32 if both are near its ends
     return f"{file} : weight_bias_min: {low} , weight_bias_max: {high} , range: {span}"

@@ -1,7 +1,7 @@
-"""Values spelt as Python text, read as data: numbers, text, lists, tuples, dicts and dict(...), never evaluated.
+"""Literals of Python in text, read as data: numbers, text, lists, tuples, dicts and dict(...), never evaluated.
 
-RL Zoo spells hyper-parameters so: "dict(net_arch=[256, 256], activation_fn=nn.ReLU)". What only code could look up
-(nn.ReLU) comes out as a Name, and the reader has to know what it stands for.
+RL Zoo writes hyper-parameters this way: "dict(net_arch=[256, 256], activation_fn=nn.ReLU)". A name that only code could
+resolve (nn.ReLU) becomes a Name, and its reader has to know the meaning.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_TEXT = 2000
-"""Characters. The zoo's longest value has 300, and parsing takes memory in proportion."""
+"""Largest text in characters. The zoo's longest value has 300, and parsing takes memory in proportion."""
 _WORD = re.compile(r"[A-Za-z_][\w.+-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A name in the text, dots included: not what it would mean to Python."""
+    """A name in the text, including its dots; Python's meaning of it is not looked up."""
 
     text: str
 
 
 def read(text: str, *, names: bool = False) -> Any:
-    """The value that `text` spells; ValueError where it is anything but plain values.
+    """Return the value of a literal; raise ValueError for anything else.
 
-    names: whether a Name may stand where a value can.
+    names: accept a Name as a value.
 
     >>> read("dict(net_arch=[64, 64], ortho_init=False)")
     {'net_arch': [64, 64], 'ortho_init': False}
@@ -38,21 +38,21 @@ def read(text: str, *, names: bool = False) -> Any:
     try:
         return _value(ast.parse(text[:MAX_TEXT].strip(), mode="eval").body, names)
     except (SyntaxError, RecursionError, MemoryError, TypeError):
-        raise ValueError(f"{text[:60]!r} is no plain value") from None
+        raise ValueError(f"{text[:60]!r} is not a literal") from None
 
 
 def mapping(value: Any, *, names: bool = False) -> dict[str, Any]:
-    """The mapping of names to values that `value` is, or spells where it is text; ValueError where it is neither."""
+    """Return a mapping of names to values, given as such or as text; raise ValueError for anything else."""
     plain = read(value, names=names) if isinstance(value, str) else value
     if isinstance(plain, Mapping) and all(isinstance(key, str) for key in plain):
         return dict(plain)
-    raise ValueError("no mapping of names to values")
+    raise ValueError("not a mapping of names to values")
 
 
 def written(text: str) -> Any:
-    """What a YAML file would hold for `text`: the value where it is plain, else the text itself (lin_1e-3, nn.ReLU).
+    """Return the value that a YAML file would hold for `text`: a literal, or the text itself (lin_1e-3, nn.ReLU).
 
-    ValueError where it is neither a value, a word, nor a value with names in it.
+    Raises ValueError for a text that is not a literal, a word, or a literal with names in it.
     """
     try:
         return read(text)
@@ -63,7 +63,7 @@ def written(text: str) -> Any:
 
 
 def spell(value: Any) -> str:
-    """The text that `read` gives the value for."""
+    """Return the text that `read` turns into the value."""
     if isinstance(value, Name):
         return value.text
     if isinstance(value, dict):
@@ -93,12 +93,12 @@ def _value(node: ast.expr, names: bool) -> Any:
             return {_text(item.arg): _value(item.value, names) for item in keywords}
         case ast.Name() | ast.Attribute() if names and all(map(_is_of_a_name, ast.walk(node))):
             return Name(ast.unparse(node))
-    raise ValueError("no plain value")
+    raise ValueError("not a literal")
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):  # **others has None here
-        raise ValueError("a key is no text")
+        raise ValueError("a key is not text")
     return value
 
 

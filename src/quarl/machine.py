@@ -1,4 +1,4 @@
-"""What this computer is: the header of every measured result, and half of what `quarl doctor` says."""
+"""Description of this computer: the header of every measured result, and half of the output of `quarl doctor`."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ INSTRUCTION_SETS = {
     "FEAT_I8MM": "neon-i8mm",
     "FEAT_BF16": "neon-bf16",
 }
-"""What the system calls an instruction set that matters here, and what we call it."""
+"""Names of the relevant instruction sets, by the system's name for them."""
 INT8_DOT = ("avx-vnni", "avx512-vnni", "amx-int8", "neon-dotprod", "neon-i8mm")
-"""Any of these multiplies and adds four 8-bit integers in one step, without saturation in between."""
+"""Instruction sets that multiply and add four 8-bit integers in one step, without saturation in between."""
 MULTIPLIERS = {"bf16": {"amx-bf16", "avx512-bf16", "neon-bf16"}, "fp16": {"avx512-fp16"}}
-"""Any of these multiplies such numbers."""
+"""Instruction sets that multiply numbers of each type."""
 PACKAGES = (
     "numpy",
     "torch",
@@ -55,18 +55,18 @@ PACKAGES = (
     "box2d",
     "ale-py",
 )
-"""Those on which a measured number may depend."""
+"""Packages on which a measured number may depend."""
 
 
 GROUP_FILES = {
     "": ("memory.max", "memory.current", r"^file (\d+)"),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", r"^total_cache (\d+)"),
 }
-"""Of a control group, version 2 and 1: its limit, what it has taken, and the part of that which is given back."""
+"""Files of a control group, version 2 and 1: its limit, its usage, and the part of the usage that can be reclaimed."""
 
 
 def machine() -> dict[str, Any]:
-    """Processor, memory, system, versions, commit and date, ready for JSON; what cannot be found out is None."""
+    """Return processor, memory, system, versions, commit and date, ready for JSON; None if one is unknown."""
     return {
         "cpu": cpu_name(),
         "instruction_sets": instruction_sets(),
@@ -81,7 +81,7 @@ def machine() -> dict[str, Any]:
 
 
 def version(package: str) -> str | None:
-    """The installed version of a distribution, without importing it; None where it is missing."""
+    """Return the installed version of a distribution without importing it; None if it is missing."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -89,7 +89,7 @@ def version(package: str) -> str | None:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """(1, 0, 50) of "1.0.50" or "1.0.50+local"; a part that is no number ends it."""
+    """Return (1, 0, 50) for "1.0.50" or "1.0.50+local"; a part that is not a number ends it."""
     parts: list[int] = []
     for part in text.partition("+")[0].split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]
@@ -100,7 +100,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def cpu_name() -> str:
-    """The processor's name as the system gives it, with family and model numbers where the name alone says little."""
+    """Return the processor's name from the system, with family and model numbers if the system reports them."""
     facts = _cpuinfo()
     name = facts.get("model name") or _output("sysctl", "-n", "machdep.cpu.brand_string")
     name = name or platform.processor() or platform.machine()
@@ -110,7 +110,7 @@ def cpu_name() -> str:
 
 
 def instruction_sets() -> list[str]:
-    """Those of INSTRUCTION_SETS that this processor has, by our names."""
+    """Return the names of the sets in INSTRUCTION_SETS that this processor has."""
     facts = _cpuinfo()
     flags = set((facts.get("flags") or facts.get("Features") or "").split())
     if sys.platform == "darwin":
@@ -121,23 +121,24 @@ def instruction_sets() -> list[str]:
 
 
 def multiplies(dtype: str) -> bool:
-    """Whether the processor multiplies fp32, bf16 or fp16 numbers itself; others it converts to fp32 and back."""
+    """Return whether the processor multiplies fp32, bf16 or fp16 numbers itself; others it converts to fp32 and
+    back."""
     return dtype == "fp32" or bool(MULTIPLIERS[dtype] & set(instruction_sets()))
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def is_virtual() -> bool:
-    """Whether this is a virtual machine, which shows only some of its processor's cores."""
+    """Return whether this is a virtual machine, which shows only some of its processor's cores."""
     return "hypervisor" in _cpuinfo().get("flags", "").split()
 
 
 def memory_gib() -> float | None:
-    """Physical memory."""
+    """Return the physical memory in GiB."""
     try:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     except (AttributeError, ValueError, OSError):
@@ -145,13 +146,14 @@ def memory_gib() -> float | None:
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:
-    """Memory that this process may still take: the system's, or what its control groups leave of it (cgroups(7))."""
+    """Return the memory still available to this process: the system's, or the rest of its control groups
+    (cgroups(7))."""
     kib = _found(root / "proc/meminfo", r"^MemAvailable: +(\d+) kB")
     bounds = [1024 * int(kib)] if kib else []
     for controllers, (limit, used, cache) in GROUP_FILES.items():
         top = root / "sys/fs/cgroup" / controllers
         group = top / _found(root / "proc/self/cgroup", rf"^\d+:{controllers}:/(.*)$")
-        for folder in (group, *group.parents):  # a group's limit holds for those in it
+        for folder in (group, *group.parents):  # a group's limit also applies to the groups inside it
             bound, taken = (_found(folder / file, r"^(\d+)$") for file in (limit, used))
             if bound and taken:
                 bounds.append(int(bound) - int(taken) + int(_found(folder / "memory.stat", cache) or 0))
@@ -161,10 +163,10 @@ def free_bytes(root: Path = Path("/")) -> int | None:
 
 
 def commit() -> str | None:
-    """The commit of the checkout that this package is imported from, "+" behind it where files were changed since."""
+    """Return the commit of the checkout that contains this package, followed by "+" if files have changed since."""
     package = Path(__file__).resolve().parent
     top = package.parents[1]
-    # A checkout that merely contains the virtual environment we are installed in says nothing about us.
+    # A checkout that merely contains the virtual environment of this package is not its source.
     if top / "src" / "quarl" != package or not (top / ".git").exists():
         return None
     head = _output("git", "-C", str(top), "rev-parse", "--verify", "--quiet", "HEAD")
@@ -173,7 +175,7 @@ def commit() -> str | None:
 
 
 def _cpuinfo() -> dict[str, str]:
-    """Linux's description of the first core; empty on other systems."""
+    """Return Linux's description of the first core; empty on other systems."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -183,7 +185,7 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def _found(file: Path, pattern: str) -> str:
-    """What is looked for in the first line of the file that matches; empty where there is none."""
+    """Return the first group of the pattern in the first matching line of the file; "" if there is none."""
     with contextlib.suppress(OSError):
         if match := re.search(pattern, file.read_text(), re.MULTILINE):
             return match[1]
@@ -191,7 +193,7 @@ def _found(file: Path, pattern: str) -> str:
 
 
 def _output(*command: str) -> str:
-    """What the command prints; empty where it fails or does not exist."""
+    """Return the command's output; "" if it fails or does not exist."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

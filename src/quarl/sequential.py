@@ -1,8 +1,9 @@
-"""Verdicts while episodes come in: a group-sequential test of non-inferiority on paired differences to fp32.
+"""Verdicts during evaluation: a group-sequential test of non-inferiority on paired differences to fp32.
 
-At each look either test, against a loss of more and of less than the margin, spends of its 2.5 % what O'Brien and
-Fleming's boundaries would (Lan and DeMets 1983, "Discrete sequential boundaries for clinical trials", section 2). Time,
-for spending, is the number of the look (Lan and DeMets 1989, "Calendar versus information time"), as looks double.
+At each interim analysis both tests, against a loss of more and of less than the margin, spend a part of their 2.5 %.
+The part follows O'Brien and Fleming's boundaries (Lan and DeMets 1983, "Discrete sequential boundaries for clinical
+trials", section 2). Time, for spending, is the number of the analysis (Lan and DeMets 1989, "Calendar versus
+information time"), because the number of episodes doubles between analyses.
 """
 
 from __future__ import annotations
@@ -24,33 +25,35 @@ FALL = 0.5
 
 
 def looks(cap: int, margin_pct: float) -> tuple[int, ...]:
-    """Numbers of episodes after which there may be a verdict: 30, doubled until the cap is near, and the cap.
+    """Return the numbers of episodes of the interim analyses: 30, doubled until the cap is near, and the cap.
 
-    QuarlError for a cap with which nothing could be called non-inferior.
+    Raises QuarlError for a cap at which nothing could be called non-inferior.
     """
     if cap < (least := fewest(margin_pct)):
-        why = f"that an agent does not fail in {margin_pct:g} % of its episodes takes {least}"
-        raise QuarlError(f"--max-episodes {cap} cannot show a loss below {margin_pct:g} %: {why}")
+        way = f"use {least} or more, enough to show that fewer than {margin_pct:g} % of episodes fail"
+        raise QuarlError(f"--max-episodes {cap} cannot show a loss below {margin_pct:g} %: {way}")
     return (*(FIRST_LOOK << k for k in range(32) if FIRST_LOOK << k <= 0.75 * cap), cap)
 
 
 def fewest(margin_pct: float) -> int:
-    """Episodes that it takes to call anything non-inferior: the rule of three (Hanley and Lippman-Hand 1983)."""
+    """Return the number of episodes needed to call anything non-inferior: the rule of three (Hanley and Lippman-Hand
+    1983)."""
     return math.ceil(round(300 / margin_pct, 9))
 
 
 @lru_cache
 def boundaries(times: tuple[float, ...], alpha: float = 0.025) -> tuple[float, ...]:
-    """What a standard normal statistic exceeds at some look with probability `alpha`, by look, if there is no effect.
+    """Return the boundaries that a standard normal statistic exceeds at some analysis with probability `alpha`.
 
-    times: of the looks, in any unit; sums are integrated from look to look (Armitage, McPherson and Rowe 1969).
+    The probability holds without an effect. Sums are integrated from analysis to analysis (Armitage, McPherson and Rowe
+    1969). times: of the analyses, in any unit.
 
     >>> [round(z, 2) for z in boundaries((1, 2, 3, 4, 5))]
     [4.88, 3.36, 2.68, 2.29, 2.03]
     """
-    norm = scipy.stats.norm  # imported here, on first use: it takes longer than the rest of `quarl eval`
+    norm = scipy.stats.norm  # imported on first use: it takes longer than the rest of `quarl eval`
     spent = 2 * norm.sf(norm.isf(alpha / 2) / np.sqrt(np.arange(1, len(times) + 1) / len(times)))
-    sums, mass, z = np.zeros(1), np.ones(1), []  # of what has crossed no boundary yet
+    sums, mass, z = np.zeros(1), np.ones(1), []  # paths that have crossed no boundary yet
     for time, before, spend in zip(times, (0, *times[:-1]), np.diff(spent, prepend=0.0), strict=True):
         step, root = math.sqrt(time - before), math.sqrt(time)
         bound = scipy.optimize.brentq(lambda at: mass @ norm.sf((at - sums) / step) - spend, -9 * root, 12 * root)  # noqa: B023
@@ -63,10 +66,16 @@ def boundaries(times: tuple[float, ...], alpha: float = 0.025) -> tuple[float, .
 
 
 def verdict(fp32: Array, q: Array, margin_pct: float, looks: tuple[int, ...]) -> Verdict:
-    """`stats.verdict` on the returns [n] so far, where n is one of all the looks that there may be.
+    """Return the verdict on the returns [n] so far; n must be one of the numbers in `looks`.
 
-    Its interval is that of the look, a repeated confidence interval (Jennison and Turnbull 1989): the wider of
-    Student's and of the one that Hall (1992, "On the removal of skewness by transformation", section 2) corrects.
+    Its interval is that of the analysis, a repeated confidence interval (Jennison and Turnbull 1989). It is the wider
+    of Student's and of the one that Hall (1992, "On the removal of skewness by transformation", section 2) corrects.
+
+    Args:
+        fp32: Returns of fp32.
+        q: Returns of the quantized policy, paired by episode.
+        margin_pct: Acceptable loss in percent of the mean of fp32.
+        looks: Numbers of episodes of all interim analyses.
     """
     fp32, q = paired(fp32, q)
     n, scale, difference = fp32.size, abs(float(fp32.mean())), q - fp32

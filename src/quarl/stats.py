@@ -1,7 +1,7 @@
 """Statistics of episode returns: means, intervals, relative errors and verdicts on a loss.
 
-Intervals over episodes are percentile bootstraps (Efron and Tibshirani 1993, chapter 13). Where two precisions are
-compared, episode k of one belongs to episode k of the other (same reset seed), and both are resampled together.
+Intervals over episodes are percentile bootstraps (Efron and Tibshirani 1993, chapter 13). In a comparison of two
+precisions, episode k of one is paired with episode k of the other (same reset seed), and both are resampled together.
 Intervals over training seeds, of which there are few, are Student's.
 """
 
@@ -18,21 +18,22 @@ from quarl.arrays import Array
 from quarl.errors import QuarlError
 
 STABLE_STD_PCT = 15.0
-"""An agent whose std is at most this share of its |mean| is stable: only there do some hundred episodes tell 5 %."""
+"""Largest std of a stable agent, in percent of its |mean|: only for stable agents do some hundred episodes resolve 5
+%."""
 FEWEST_EPISODES = 10
-"""With fewer a bootstrap says too little of what other episodes would bring: every verdict is undecided."""
+"""Episodes below which every verdict is undecided: a bootstrap would predict too little about other episodes."""
 NONINFERIOR, INFERIOR, UNDECIDED = "non-inferior", "inferior", "undecided"
 NO_VERDICT: Mapping[str, Any] = dict.fromkeys(("noninferior", "verdict", "differs"))
-"""What rows hold where there is none."""
+"""Fields of rows without a verdict."""
 Z = 1.959964
-"""Of the normal distribution: 95 % lie between -Z and Z."""
+"""Quantile of the normal distribution: 95 % are between -Z and Z."""
 _CHUNK = 2**22
 """Resampled returns held at once: 32 MB of float64."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """An estimate and the ends of its confidence interval, NaN where there is none."""
+    """An estimate and the ends of its confidence interval; NaN if there is none."""
 
     point: float
     low: float
@@ -40,52 +41,58 @@ class Interval:
 
 
 def as_fields(interval: Interval | None, point: str, ends: str) -> dict[str, Any]:
-    """What rows hold of it: its point, and its ends as `ends`_low and `ends`_high; None where there is no interval."""
+    """Return the fields of a row for an interval; None for all if there is no interval.
+
+    Args:
+        interval: The interval or None.
+        point: Name of the field of its point.
+        ends: Prefix of the fields of its ends, `ends`_low and `ends`_high.
+    """
     numbers = (None, None, None) if interval is None else (interval.point, interval.low, interval.high)
     return dict(zip((point, f"{ends}_low", f"{ends}_high"), numbers, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What a row of a table says about one evaluation."""
+    """Summary of one evaluation for a row of a table."""
 
     episodes: int
     mean: float
     std: float
-    """Population standard deviation over episodes, as the zoos' tables have it."""
+    """Population standard deviation over episodes, as in the zoos' tables."""
     iqm: float
     ci_low: float | None
-    """Ends of the 95 % bootstrap interval of the mean; None of a single episode."""
+    """Lower end of the 95 % bootstrap interval of the mean; None for a single episode."""
     ci_high: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the 95 % interval of a paired difference to fp32 says, a loss being negative."""
+    """Conclusion from the 95 % interval of a paired difference to fp32; a loss is negative."""
 
     verdict: str
-    """non-inferior: the whole interval lies above -margin; inferior: it lies below; undecided."""
+    """non-inferior: the whole interval is above -margin; inferior: it is below; otherwise undecided."""
     differs: bool
-    """Beyond noise: the interval does not contain 0, be it for a loss or for a gain."""
+    """The difference is beyond noise: the interval excludes 0, for a loss or for a gain."""
     difference: Interval
-    """With the two-sided 95 % interval, whose lower end is that of the one-sided 97.5 % interval."""
+    """Difference with its two-sided 95 % interval, whose lower end is that of the one-sided 97.5 % interval."""
     margin: float
-    """The loss that is still acceptable, in the difference's unit."""
+    """Largest acceptable loss, in the difference's unit."""
 
     @property
     def noninferior(self) -> bool:
         return self.verdict == NONINFERIOR
 
     def to_json(self) -> dict[str, Any]:
-        """What rows hold of it."""
+        """Return the fields of a row."""
         return {"noninferior": self.noninferior, "verdict": self.verdict, "differs": self.differs}
 
 
 def iqm(x: Array) -> float:
-    """Interquartile mean: the mean of what is left without the lowest and highest quarter of the values.
+    """Return the interquartile mean: the mean without the lowest and highest quarter of the values.
 
-    floor(n / 4) values go at either end (Agarwal et al. 2021, "Deep RL at the Edge of the Statistical Precipice",
-    section 4.3).
+    floor(n / 4) values are dropped at either end (Agarwal et al. 2021, "Deep RL at the Edge of the Statistical
+    Precipice", section 4.3).
     """
     cut, kept = x.size // 4, x.size - x.size // 4
     return float(np.partition(x, (cut, kept - 1))[cut:kept].mean())
@@ -94,9 +101,15 @@ def iqm(x: Array) -> float:
 def bootstrap_interval(
     x: Array, rng: np.random.Generator, *, statistic: Callable[..., Any] = np.mean, num_resamples: int = 10_000
 ) -> Interval:
-    """95 % percentile bootstrap interval of the mean of `x` [n]: quantiles of it over resamples with replacement.
+    """Return the 95 % percentile bootstrap interval of the mean of `x` [n], over resamples with replacement.
 
-    One episode says nothing of others: its interval has no ends. statistic: another than the mean, as numpy has it.
+    A single episode predicts nothing about others, so its interval has no ends.
+
+    Args:
+        x: Independent numbers.
+        rng: Source of the resamples.
+        statistic: Statistic in place of the mean, with numpy's signature.
+        num_resamples: Number of resamples.
     """
     x = _returns(x)
     if x.size == 1:
@@ -106,7 +119,7 @@ def bootstrap_interval(
 
 
 def wilson_interval(successes: Array) -> Interval:
-    """The share of `successes` [n] that are true, 0..1, with Wilson's 95 % score interval (Wilson 1927).
+    """Return the share of true `successes` [n], 0..1, with Wilson's 95 % score interval (Wilson 1927).
 
     Source: Agresti and Coull 1998, "Approximate is better than exact for interval estimation of binomial proportions".
     """
@@ -117,11 +130,11 @@ def wilson_interval(successes: Array) -> Interval:
 
 
 def drop_interval(fp32: Array, q: Array) -> Interval:
-    """The share of successes that q loses to fp32, [n] each and paired by episode, with its 95 % interval.
+    """Return the share of successes that q loses to fp32, [n] each and paired by episode, with its 95 % interval.
 
-    As in McNemar's test only episodes count that one of the two wins. One more of either kind keeps the interval from
-    vanishing where there are none (Bonett and Price 2012, "Adjusted Wald confidence interval for a difference of
-    binomial proportions based on paired data").
+    As in McNemar's test, only episodes count that exactly one of the two wins. One more of either kind keeps the
+    interval from vanishing if there are none. Source: Bonett and Price 2012, "Adjusted Wald confidence interval for a
+    difference of binomial proportions based on paired data".
     """
     fp32, q = paired(fp32, q)
     lost, won = float((fp32 > q).sum()), float((fp32 < q).sum())
@@ -135,10 +148,16 @@ def drop_interval(fp32: Array, q: Array) -> Interval:
 def ratio_interval(
     over: Array, under: Array, rngs: Sequence[np.random.Generator], *, statistic: Callable[..., Any] = np.mean
 ) -> Interval:
-    """The statistic of `over` [n] divided by that of `under` [m], with a 95 % bootstrap interval.
+    """Return the statistic of `over` [n] divided by that of `under` [m], with a 95 % bootstrap interval.
 
-    The two are not paired: each is resampled by itself, with its generator. A single number on either side leaves no
-    ends, a resample of nothing but zeros below no upper one.
+    The two are not paired: each is resampled on its own, with its generator. With a single number on either side the
+    interval has no ends. A resample with only zeros in `under` leaves no upper end.
+
+    Args:
+        over: Numbers of the numerator.
+        under: Numbers of the denominator.
+        rngs: Generators of the two.
+        statistic: Statistic with numpy's signature.
     """
     sides = [_returns(side) for side in (over, under)]
     point = float(statistic(sides[0]) / statistic(sides[1]))
@@ -153,29 +172,39 @@ def ratio_interval(
 
 
 def error_pct(fp32: Array, q: Array, rng: np.random.Generator) -> float:
-    """E = (mean fp32 - mean q) / |mean fp32| * 100: the loss in percent, negative for a gain.
+    """Return E = (mean fp32 - mean q) / |mean fp32| * 100: the loss in percent, negative for a gain.
 
-    NaN where the 95 % interval of fp32 contains 0: there a share of its mean says nothing.
-    Source: the relative error E of the tables in Krishnan et al. 2022 (QuaRL), with |.| so that a loss is positive
-    for negative returns too.
+    NaN if the 95 % interval of fp32 contains 0, because a share of its mean is then meaningless. Source: the relative
+    error E of the tables in Krishnan et al. 2022 (QuaRL), with |.| so that a loss is positive for negative returns too.
     """
     share = float(_error(_returns(fp32).mean(), _returns(q).mean()))
     return np.nan if _may_be_zero(fp32, rng) else share
 
 
 def error_interval(fp32: Array, q: Array, rng: np.random.Generator, *, num_resamples: int = 10_000) -> Interval:
-    """`error_pct` with its paired bootstrap interval: both means come from the same resampled episodes."""
+    """Return `error_pct` with its paired bootstrap interval: both means come from the same resampled episodes.
+
+    Args:
+        fp32: Returns of fp32.
+        q: Returns of the quantized policy, paired by episode.
+        rng: Source of the resamples.
+        num_resamples: Number of resamples.
+    """
     return mean_error_interval([(fp32, q)], rng, num_resamples=num_resamples)
 
 
 def mean_error_interval(
     agents: Sequence[tuple[Array, Array]], rng: np.random.Generator, *, num_resamples: int = 10_000
 ) -> Interval:
-    """Mean over agents of `error_pct`, with a stratified bootstrap interval.
+    """Return the mean over agents of `error_pct`, with a stratified bootstrap interval.
 
-    agents: (fp32 returns, quantized returns) of each, paired by episode. Episodes are resampled within each agent and
-    the agents are kept: the interval speaks of these agents, not of others that might have been trained
-    (Agarwal et al. 2021, section 4.1).
+    Episodes are resampled within each agent and the agents are kept. The interval is about these agents, not about
+    others that might have been trained (Agarwal et al. 2021, section 4.1).
+
+    Args:
+        agents: (fp32 returns, quantized returns) of each agent, paired by episode.
+        rng: Source of the resamples.
+        num_resamples: Number of resamples.
     """
     pairs = [paired(*pair) for pair in agents]
     point = float(np.mean([error_pct(fp32, q, rng) for fp32, q in pairs]))
@@ -188,9 +217,14 @@ def mean_error_interval(
 
 
 def judge(difference: Interval, margin: float, *, enough: bool = True) -> Verdict:
-    """The verdict on the interval of a mean difference q - fp32; where there are not `enough` episodes, undecided.
+    """Return the verdict on the interval of a mean difference q - fp32; undecided if there are not `enough` episodes.
 
-    A margin of 0 allows nothing: a share of nothing is none.
+    A margin of 0 allows no loss, since a share of zero is zero.
+
+    Args:
+        difference: The difference and its interval.
+        margin: Largest acceptable loss.
+        enough: There are enough episodes for a verdict.
     """
     low, high = (difference.low, difference.high) if enough else (np.nan, np.nan)
     word = NONINFERIOR if low > -margin < 0 else INFERIOR if high < -margin else UNDECIDED
@@ -200,10 +234,20 @@ def judge(difference: Interval, margin: float, *, enough: bool = True) -> Verdic
 def verdict(
     fp32: Array, q: Array, margin_pct: float, rng: np.random.Generator, *, num_resamples: int = 10_000
 ) -> Verdict:
-    """Whether q loses less than the margin, or more, by the 95 % interval of mean(q - fp32).
+    """Return whether q loses less than the margin, or more, by the 95 % interval of mean(q - fp32).
 
     margin = margin_pct / 100 * |mean fp32|, taken as a fixed number. The interval is a paired bootstrap, so each test
     is one-sided at 2.5 % (Piaggio et al. 2012, CONSORT extension for non-inferiority trials).
+
+    Args:
+        fp32: Returns of fp32.
+        q: Returns of the quantized policy, paired by episode.
+        margin_pct: Acceptable loss in percent of the mean of fp32.
+        rng: Source of the resamples.
+        num_resamples: Number of resamples.
+
+    Raises:
+        QuarlError: The margin is not positive, or the returns are not paired.
     """
     fp32, q = paired(fp32, q)
     if not margin_pct > 0:
@@ -219,9 +263,13 @@ def verdict_over_seeds(
     *,
     fewest: int = FEWEST_EPISODES,
 ) -> Verdict:
-    """`verdict` of training seeds, by the interval of their loss in percent.
+    """Return the verdict over training seeds, by the interval of their loss in percent.
 
-    pairs: (fp32, q) of each seed; a single one is judged by its episodes. fewest: of the episodes of all seeds.
+    Args:
+        pairs: (fp32, q) of each seed; a single pair is judged by its episodes.
+        margin_pct: Acceptable loss in percent.
+        rng: Source of the resamples.
+        fewest: Episodes of all seeds together below which the verdict is undecided.
     """
     if len(pairs) == 1:
         return verdict(*pairs[0], margin_pct, rng)
@@ -231,11 +279,13 @@ def verdict_over_seeds(
 
 
 def over_seeds(groups: Sequence[Array], rng: np.random.Generator) -> Interval:
-    """Mean over training seeds of a mean over episodes, with its 95 % interval.
+    """Return the mean over training seeds of a mean over episodes, with its 95 % interval.
 
-    groups: the episodes' numbers of each seed. Student's t over the seeds' means: they are few, and a bootstrap of
-    three covers 76 % where it says 95 %. The interval speaks of other seeds too. A single seed has that of its
-    episodes, and says nothing of others.
+    The interval is Student's t over the seeds' means. They are few, and a bootstrap of three covers 76 % in place of
+    its nominal 95 %. The interval predicts other seeds too. A single seed has the interval of its episodes, which
+    predicts nothing about other seeds.
+
+    groups: numbers of the episodes of each seed.
     """
     if len(groups) == 1:
         return bootstrap_interval(groups[0], rng)
@@ -243,10 +293,12 @@ def over_seeds(groups: Sequence[Array], rng: np.random.Generator) -> Interval:
 
 
 def error_over_seeds(pairs: Sequence[tuple[Array, Array]], rng: np.random.Generator) -> Interval:
-    """`error_pct` of means over training seeds, with the interval of `over_seeds`; pairs: (fp32, q) of each seed.
+    """Return `error_pct` of means over training seeds, with the interval of `over_seeds`; pairs: (fp32, q) of each
+    seed.
 
-    A ratio of two means: what spreads is how far each seed's loss is from the same share of its own fp32 return
-    (Cochran 1977, "Sampling Techniques", section 6.3). NaN where the interval of all seeds' fp32 episodes contains 0.
+    It is a ratio of two means. The spread is the distance of each seed's loss from the same share of its own fp32
+    return (Cochran 1977, "Sampling Techniques", section 6.3). NaN if the interval of all seeds' fp32 episodes contains
+    0.
     """
     if len(pairs) == 1:
         return error_interval(*pairs[0], rng)
@@ -264,8 +316,8 @@ def _loss_over_seeds(pairs: Sequence[tuple[Array, Array]]) -> Interval:
 
 
 def over_few(values: Array) -> Interval:
-    """The mean of [n] independent numbers, two or more, with Student's 95 % interval."""
-    import scipy  # here: few need it, and it takes its time
+    """Return the mean of [n] independent numbers, two or more, with Student's 95 % interval."""
+    import scipy  # here: few callers need it, and the import is slow
 
     point = float(values.mean())
     width = float(scipy.stats.t.ppf(0.975, values.size - 1) * values.std(ddof=1) / np.sqrt(values.size))
@@ -273,12 +325,12 @@ def over_few(values: Array) -> Interval:
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Of numbers above 0, as seconds and their ratios are."""
+    """Return the geometric mean of positive numbers, such as seconds and their ratios."""
     return math.exp(float(np.mean(np.log(values))))
 
 
 def summary(returns: Array, rng: np.random.Generator) -> Summary:
-    """Mean, std, IQM and the 95 % interval of the mean."""
+    """Return mean, std, IQM and the 95 % interval of the mean."""
     returns = _returns(returns)
     interval = bootstrap_interval(returns, rng)
     return Summary(
@@ -292,9 +344,9 @@ def summary(returns: Array, rng: np.random.Generator) -> Summary:
 
 
 def _may_be_zero(fp32: Array, rng: np.random.Generator) -> bool:
-    """Whether the 95 % interval of the mean contains 0."""
+    """Return whether the 95 % interval of the mean contains 0."""
     fp32 = _returns(fp32)
-    if fp32.min() > 0 or fp32.max() < 0:  # so are all resamples
+    if fp32.min() > 0 or fp32.max() < 0:  # all resamples have the same sign
         return False
     interval = bootstrap_interval(fp32, rng)
     return interval.low <= 0 <= interval.high
@@ -313,7 +365,7 @@ def _error(fp32: Any, q: Any) -> Any:
 def _resample(
     columns: list[Array], statistic: Callable[[list[Array]], Any], rng: np.random.Generator, num_resamples: int
 ) -> Array:
-    """The statistic [num_resamples] of columns [n] whose rows are drawn together, with replacement."""
+    """Return the statistic [num_resamples] of columns [n] whose rows are drawn together, with replacement."""
     n = columns[0].size
     pieces = []
     step = max(1, _CHUNK // n)
@@ -324,7 +376,7 @@ def _resample(
 
 
 def _interval(point: float, resampled: Array) -> Interval:
-    low, high = np.quantile(resampled, [0.025, 0.975])  # NaN where any resample is
+    low, high = np.quantile(resampled, [0.025, 0.975])  # NaN if any resample is
     return Interval(point=point, low=float(low), high=float(high))
 
 
@@ -338,5 +390,5 @@ def _returns(x: Array) -> Array:
 def paired(fp32: Array, q: Array) -> tuple[Array, Array]:
     fp32, q = _returns(fp32), _returns(q)
     if fp32.size != q.size:
-        raise QuarlError(f"paired returns need as many episodes on both sides, got {fp32.size} and {q.size}")
+        raise QuarlError(f"paired returns need the same number of episodes on both sides, got {fp32.size} and {q.size}")
     return fp32, q

@@ -598,7 +598,7 @@ def test_a_full_disk_costs_rows_and_not_the_run(supervised, monkeypatch):
     path.symlink_to("/dev/full")
     for _ in range(2):
         supervisor._log({"clock_s": 1.0})
-    line = f"cannot write {path}: No space left on device; training goes on"
+    line = f"cannot write {path}: No space left on device; training continues"
     assert said == [line]
     path.unlink()
     supervisor._log({"clock_s": 2.0})  # there is room again

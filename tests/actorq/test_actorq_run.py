@@ -192,7 +192,7 @@ def test_the_zip_is_read_where_quarl_is_not_installed(finished):
 def test_two_runs_in_one_folder_are_one_too_many(tmp_path, capsys):
     with locked(tmp_path):
         assert run(tmp_path, "--algo", "dqn", "-n", "1000") == 2
-    assert "another quarl run is at work in" in capsys.readouterr().err
+    assert "another quarl run is using" in capsys.readouterr().err
 
 
 def test_float_actors_with_rounded_weights_have_a_file_of_their_own(tmp_path, capsys):

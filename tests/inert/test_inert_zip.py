@@ -65,7 +65,7 @@ def test_a_name_that_occurs_twice_is_refused():
     with zipfile.ZipFile(buffer, "w") as file:
         file.writestr("data", b"1")
         file.writestr("data", b"2")
-    assert "two members called 'data'" in refusal(buffer.getvalue())
+    assert "two members named 'data'" in refusal(buffer.getvalue())
 
 
 def test_an_archive_cut_off_behind_one_that_it_stores_is_not_taken_for_that_one():
@@ -108,7 +108,7 @@ def test_what_grows_to_much_must_have_been_much(tmp_path: Path):
     path = tmp_path / "sparse"
     with path.open("wb") as file:
         file.truncate(2**27)
-    with pytest.raises(QuarlError, match="is a file of holes: the disk holds almost none of its 134,217,728 bytes"):
+    with pytest.raises(QuarlError, match="is a sparse file: the disk holds almost none of its 134,217,728 bytes"):
         read_bytes(path)
     path.write_bytes(random.Random(0).randbytes(2**16) * 2**11)
     assert len(read_bytes(path)) == 2**27

@@ -80,7 +80,7 @@ def test_a_folder_of_agents_on_the_command_line_takes_the_place_of_the_file_s(tm
         ("seeds: [0, 3]", "seeds: [4294967296]", r"line 4: seeds must be a list of numbers from 0 to 2\*\*32 - 1"),
         ("episodes: 7", "episodes: 0", "line 2: episodes must be a number above 0, got '0'"),
         ("margin: 10", "margin: 100", "line 3: margin is a percentage between 0 and 100"),
-        ("margin: 10", "margin: 10\nmargin: 5", "line 4: 'margin' stands in line 3 already; keep one"),
+        ("margin: 10", "margin: 10\nmargin: 5", "line 4: 'margin' repeats line 3; keep one"),
         ("  - {method: fp32}\n", "", "line 16: ptq is compared with fp32; add {method: fp32}"),
         ("n_timesteps: 1e5", "frame_stack: 0", "line 12: frame_stack must be a number above 0"),
         (
@@ -91,7 +91,7 @@ def test_a_folder_of_agents_on_the_command_line_takes_the_place_of_the_file_s(tm
         ("n_timesteps: 1e5", "max_episode_steps: 1e12", "line 9: max_episode_steps is 1,000,000,000,000: episodes of"),
         ("n_timesteps: 1e5", "env_kwargs: {max_episode_steps: -1}", "line 9: max_episode_steps is '-1', not a whole"),
         ("params: {learning_rate: lin_1e-3}", "params: 3", "line 13: params must be values by name"),
-        ("name: two", "name: !!python/object:os.system {}", "only plain values are read"),
+        ("name: two", "name: !!python/object:os.system {}", "only literals are read"),
         ("lin_1e-3", "[1, -.inf]", "line 13: learning_rate is '-inf'; write"),
         ("learning_rate: lin_1e-3", "policy_kwargs: {1: a, b: c}", "line 13: policy_kwargs has the key 1; write"),
         ("scheme: [default, naive]", "scheme: []", "line 17: scheme is an empty list"),

@@ -317,7 +317,7 @@ def test_a_second_run_in_one_folder_is_refused(study_file: Write, tmp_path: Path
     path = study_file(DQN, FP32)
     (tmp_path / "out").mkdir()
     with locked(tmp_path / "out"):
-        assert "another quarl run is at work in out" in refused(capsys, "study", "run", path, "-o", "out")
+        assert "another quarl run is using out" in refused(capsys, "study", "run", path, "-o", "out")
 
 
 @pytest.mark.parametrize("method", ["ptq", "qat"])

@@ -140,13 +140,13 @@ def resealed(data: bytes, change) -> bytes:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(version=4), "format version 4 is not the version 3"),
+        (lambda m: m.update(version=4), "format version 4 is newer than version 3"),
         (lambda m: m["ops"][0].update(type="Exec"), "'Exec' is not one of"),
         (lambda m: m["ops"][0]["codes"].update(shape=[8, -4]), "not a size"),
         (lambda m: m["ops"][0]["codes"].update(shape=[10**6, 10**6]), "do not fit"),
         (lambda m: m["ops"][0]["codes"].update(width=200), "do not fit"),
-        (lambda m: m["ops"][0].update(inputs=["nowhere"]), "nothing before it makes"),
-        (lambda m: m.pop("head"), "not a sound"),
+        (lambda m: m["ops"][0].update(inputs=["nowhere"]), "no earlier operator computes"),
+        (lambda m: m.pop("head"), "not a valid"),
         (lambda m: m["spec"].update(weight_bits=99), "weight bits"),
         (lambda m: m["spec"].update(mode="static"), "the value 'observation' has no grid, which static mode needs"),
         (lambda m: m["head"].update(kind="shell"), "'shell' is not one of"),
@@ -154,8 +154,8 @@ def resealed(data: bytes, change) -> bytes:
         (lambda m: m["provenance"].update(algo="\x07"), "is not a name"),
         (lambda m: m["spec"].update(activation_bits=8.5), "activation_bits cannot be '8.5'"),
         (lambda m: m["spec"]["scheme"].update(equalize="x"), "equalize cannot be 'x'"),
-        (lambda m: m.update(grids={"observation": [1e-60, 0, 8]}), "no scale, zero point and bits"),
-        (lambda m: m.update(grids={"observation": [0.1, 128, 8]}), "no scale, zero point and bits"),
+        (lambda m: m.update(grids={"observation": [1e-60, 0, 8]}), "no valid scale, zero point and bits"),
+        (lambda m: m.update(grids={"observation": [0.1, 128, 8]}), "no valid scale, zero point and bits"),
         (lambda m: m.update(grids={"observation": ["x", 0, 8]}), "'x' is not a number"),
     ],
 )

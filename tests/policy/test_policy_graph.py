@@ -49,8 +49,8 @@ def damaged(op_index, **changes):
     [
         (damaged(0, weight=np.full((8, 4), np.nan, np.float32)), "weight of layer 'net.0' holds NaN"),
         (damaged(0, bias=np.zeros(7, np.float32)), "bias of layer 'net.0'"),
-        (damaged(0, inputs=("elsewhere",)), "reads 'elsewhere', which nothing before it makes"),
-        (damaged(2, name="net.0"), "two operators are called 'net.0'"),
+        (damaged(0, inputs=("elsewhere",)), "reads 'elsewhere', which no earlier operator computes"),
+        (damaged(2, name="net.0"), "two operators are named 'net.0'"),
         (damaged(2, weight=np.zeros((2, 9), np.float32)), "expects input"),
         (damaged(1, kind="softsign"), "'softsign'"),
         (lambda: Policy(observation_shape=(4,), ops=(), head=ActionHead("argmax")), "no operators"),
@@ -175,10 +175,13 @@ WIDE = Conv2d("a", ("observation",), np.ones((64, 1, 65, 65), np.float32), np.ze
 @pytest.mark.parametrize(
     ("build", "said"),
     [
-        (lambda: chain(layer(np.ones((2, 3)), "dead"), layer(np.ones((2, 3)))), "nothing reads what operator 'dead'"),
+        (
+            lambda: chain(layer(np.ones((2, 3)), "dead"), layer(np.ones((2, 3)))),
+            "the result of operator 'dead' is never read",
+        ),
         (lambda: chain(*(Concat(f"d{n}", (f"d{n - 1}" if n else "observation",) * 2) for n in range(23))), "numbers"),
         (lambda: chain(*(Activation(f"r{n}", (f"r{n - 1}",), "relu") for n in range(20_000))), "1,024 operators"),
-        (lambda: chain(layer(np.ones((0, 3))), layer(np.ones((2, 0)), "b", "a")), "layer 'a' makes no numbers"),
+        (lambda: chain(layer(np.ones((0, 3))), layer(np.ones((2, 0)), "b", "a")), "layer 'a' has an empty result"),
         (lambda: chain(LayerNorm("n", ("observation",), ONES, ZEROS, -5.0)), "layer 'n' has epsilon -5"),
         (lambda: chain(LayerNorm("n", ("observation",), ONES, ZEROS, float("nan"))), "layer 'n' has epsilon nan"),
         (lambda: chain(Normalize("n", ("observation",), ZEROS, ONES, -0.5, 1.0)), "layer 'n' has epsilon -0.5"),

@@ -63,7 +63,7 @@ def test_an_image_has_its_channels_first():
     [
         ({"goal": None}, "has no 'goal'; the policy expects goal (Box (2,)), level (Discrete () of 3 values)"),
         ({"goal": np.zeros(3)}, "of goal (Box (2,)) is (3,)"),
-        ({"goal": np.zeros((1, 2))}, "not as many of each"),
+        ({"goal": np.zeros((1, 2))}, "parts differ in number"),
         ({"level": np.array(3)}, "of level (Discrete () of 3 values) holds [3]"),
         ({"level": np.array(-1)}, "holds [-1]"),
         ({"level": np.array(0.5)}, "holds [0.5]"),

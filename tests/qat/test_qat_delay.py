@@ -188,7 +188,7 @@ def test_more_bits_of_the_observation_than_sums_are_exact_with_are_refused():
     with pytest.raises(QuarlError, match=r"cannot have 16 bits: .* ask for \d+ at most"):
         qat.prepare(model, qat.QatSpec.parse("w8a8", observation_bits=16))
     assert not isinstance(model.policy, QatPolicy)
-    with pytest.raises(QuarlError, match="observation bits need activation bits: w4 leaves both"):
+    with pytest.raises(QuarlError, match="observation bits require activation bits: w4 leaves both"):
         qat.QatSpec.parse("w4", observation_bits=8)
 
 

@@ -52,7 +52,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_run(tmp_path, capsys, monk
     train(tmp_path, "dqn", "CartPole-v1", 400, "--save-freq", "100", "--eval-freq", "0", evaluations=True)
     lines = [line for line in capsys.readouterr().err.splitlines() if "No space left" in line]
     assert len(lines) == 1
-    assert lines[0].endswith("training goes on")
+    assert lines[0].endswith("training continues")
     assert checkpoint.load_latest(tmp_path / "logs/dqn/CartPole-v1_1").facts["counters"]["num_timesteps"] == 400
 
 
@@ -71,7 +71,7 @@ def test_a_full_disk_costs_evaluations_and_the_best_agent_and_not_the_run(tmp_pa
     train(tmp_path, "dqn", "CartPole-v1", 400, "--eval-freq", "100", evaluations=True)  # looked at every 16 steps
     lines = [line for line in capsys.readouterr().err.splitlines() if "No space left" in line]
     assert len(lines) == 2  # one a kind of file
-    assert all(line.endswith("training goes on") for line in lines)
+    assert all(line.endswith("training continues") for line in lines)
     run = RunFolder(tmp_path / "logs/dqn/CartPole-v1_1", "CartPole-v1")
     assert len(full) == 3
     assert [steps for steps, *_ in run.read_evaluations()] == [112, 208, 304, 400]

@@ -1,1 +1,1 @@
-"""Files as data: nothing in them is imported, looked up by name or called, and what one may cost is bounded."""
+"""Files as data: nothing in them is imported, looked up by name or called, and the cost of reading is bounded."""

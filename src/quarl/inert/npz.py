@@ -17,18 +17,18 @@ _HEADER: Final = re.compile(
     rb"\{'descr': ?'([^']{1,16})', 'fortran_order': ?(True|False), "
     rb"'shape': ?\(((?:\d{1,15}L?, ?)*(?:\d{1,15}L?)?)\),? ?\}[ \n]*"
 )
-"""What numpy's writer gives (numpy/lib/format.py, format versions 1 to 3); Python 2 wrote 3L for 3."""
+"""Header that numpy writes (numpy/lib/format.py, format versions 1 to 3); Python 2 wrote 3L for 3."""
 MAX_HEADER = 10_000
 
 
 def read_npz(data: bytes, where: str) -> dict[str, Array]:
-    """The arrays of an .npz archive by name, read-only; `where` names it in errors."""
+    """Return the arrays of an .npz archive by name, read-only; `where` names it in errors."""
     members = unpack(data, where)
     return {name.removesuffix(".npy"): read_npy(raw, f"{where}: {name[:80]!r}") for name, raw in members.items()}
 
 
 def read_npy(data: bytes, where: str) -> Array:
-    """The array of an .npy file as a read-only view of `data`; numbers and booleans only."""
+    """Return the array of an .npy file as a read-only view of `data`; only numbers and booleans are accepted."""
     if len(data) < 10 or data[:6] != b"\x93NUMPY" or data[6] not in (1, 2, 3):
         raise QuarlError(f"{where} is not an .npy array; the file is damaged")
     start = 10 if data[6] == 1 else 12
@@ -44,7 +44,7 @@ def read_npy(data: bytes, where: str) -> Array:
         raise UnsupportedError(f"{where} holds {descr.decode('latin-1')!r} elements; only arrays of numbers are read")
     shape = tuple(int(n) for n in re.findall(rb"\d+", dimensions))
     if len(shape) > 8 or math.prod(shape) * dtype.itemsize != len(data) - start - length:
-        raise QuarlError(f"{where} claims shape {shape[:8]}, which is not what the file holds; it is damaged")
+        raise QuarlError(f"{where} claims shape {shape[:8]}, which does not match the file's size; it is damaged")
     try:
         return np.ndarray(shape, dtype, data, start + length, order="F" if fortran == b"True" else "C")
     except ValueError:  # a zero beside dimensions that overflow

@@ -1,4 +1,4 @@
-"""Inert: what a pickle names, kept as data; and the few calls in a pickle that only spell numbers and containers."""
+"""Objects named by a pickle, kept as data, and the few calls in a pickle that only build numbers and containers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ MAX_DIMENSIONS = 8
 
 
 class Malformed(Exception):
-    """Why a file is refused; whoever was told to read it adds the place."""
+    """Reason to refuse a file; its reader adds the path."""
 
 
 class Inert:
-    """Something a pickle names, kept as data: the name itself, or what a call of it was given."""
+    """Data of an object that a pickle names: the name itself, or the arguments of a call."""
 
     __slots__ = ("args", "called", "items", "kwargs", "memo_keys", "module", "name", "state")
 
@@ -39,22 +39,22 @@ class Inert:
         """Positional arguments of the call; () for a bare name."""
         self.kwargs: dict[Any, Any] = {}
         self.called = called
-        """False for the class or function itself, True for what a call of it would have given."""
+        """False for the class or function itself, True for the result of a call of it."""
         self.state: Any = None
-        """What would have gone to __setstate__, usually a dict of attributes."""
+        """Argument of __setstate__, usually a dict of attributes."""
         self.items: list[Any] = []
-        """Elements appended, or (key, value) pairs set."""
+        """Appended elements, or (key, value) pairs that were set."""
         self.memo_keys: list[int] = []
-        """Where the interpreter remembers this object; empty once it has the array that replaces it."""
+        """Memo keys of this object in the interpreter; empty once the array that replaces it is known."""
 
     @property
     def path(self) -> str:
-        """The dotted name, numpy's renamed core spelt the old way."""
+        """Return the dotted name, with numpy's renamed core under its old name."""
         return f"{self.module}.{self.name}".replace("numpy._core.", "numpy.core.", 1)
 
     @property
     def attributes(self) -> Mapping[Any, Any]:
-        """The attributes that `state` would have set; empty where it is no dict (or pair of dicts, for slots)."""
+        """Return the attributes that `state` would set; empty unless it is a dict (or a pair of dicts, for slots)."""
         parts = self.state if isinstance(self.state, tuple) and len(self.state) == 2 else (self.state,)
         merged: dict[Any, Any] = {}
         for part in parts:
@@ -66,12 +66,12 @@ class Inert:
 
 
 def numeric_dtype(text: str) -> np.dtype[Any] | None:
-    """The numpy dtype spelt "<f4", or None where it is no plain number or boolean."""
+    """Return the numpy dtype for a text such as "<f4"; None if it is not a plain number or boolean."""
     return np.dtype(text) if _NUMERIC.fullmatch(text) else None
 
 
 def dtype_of(value: Any) -> np.dtype[Any] | None:
-    """The numpy dtype that an inert `numpy.dtype(...)` names, or None where it is no plain number or boolean."""
+    """Return the numpy dtype of an inert `numpy.dtype(...)`; None if it is not a plain number or boolean."""
     if not isinstance(value, Inert):
         return None
     if value.module == "numpy" and not value.called and value.name in _NUMPY_TYPES:
@@ -88,7 +88,7 @@ def dtype_of(value: Any) -> np.dtype[Any] | None:
 
 
 def key(value: Any) -> Any:
-    """The value, if hashing it is cheap and its kind cannot be made to collide."""
+    """Return the value if its hash is cheap and its type cannot be made to collide; raise Malformed otherwise."""
     hashable = isinstance(value, str | bytes | int | float | Inert | np.generic | None)
     if not hashable or isinstance(value, np.complexfloating):
         raise Malformed(f"a {type(value).__name__} is a key")
@@ -98,13 +98,13 @@ def key(value: Any) -> Any:
 
 
 class Speller:
-    """Gives the plain values of calls that only spell data, within a budget of copied bytes and elements."""
+    """Builder of the plain values of calls that only describe data, within a budget of copied bytes and elements."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
 
     def call(self, instance: Inert) -> Any:
-        """The value of the call `made` where it is one of the few that only spell data; else `made` itself."""
+        """Return the value of the call if it only describes data; otherwise return `instance` itself."""
         args = instance.args
         match instance.path:
             case "collections.OrderedDict" if not args:
@@ -128,7 +128,7 @@ class Speller:
         return instance
 
     def built(self, target: Inert) -> NDArray[Any] | None:
-        """The array that numpy's own reconstruction gives once `target` has its state; None for anything else."""
+        """Return the array that numpy's reconstruction yields once `target` has its state; None for anything else."""
         state = target.state
         if target.path != "numpy.core.multiarray._reconstruct" or not isinstance(state, tuple) or len(state) != 5:
             return None
@@ -136,7 +136,7 @@ class Speller:
         return self._array(shape, dtype, raw, "F" if fortran is True else "C")
 
     def _array(self, shape: Any, dtype: Any, raw: Any, order: Any) -> NDArray[Any] | None:
-        """A read-only view of the numbers in `raw`; None (it stays inert) where the dtype is no plain number."""
+        """Return a read-only view of the numbers in `raw`; None (it stays inert) if the dtype is not a plain number."""
         kind = dtype_of(dtype)
         if kind is None:
             return None
@@ -152,23 +152,23 @@ class Speller:
         return array
 
     def _raw(self, value: Any) -> bytes | bytearray:
-        """Bytes of bytes, or of the latin-1 text that Python 2 and old protocols wrote for them."""
+        """Return bytes, also from the latin-1 text that Python 2 and old protocols wrote for them."""
         if isinstance(value, str):
             self._charge(len(value))
             return value.encode("latin-1")
         if not isinstance(value, bytes | bytearray):
-            raise Malformed("an array's contents are no bytes")
+            raise Malformed("an array's contents are not bytes")
         return value
 
     def _elements(self, value: Any) -> Iterable[Any]:
         if not isinstance(value, list | tuple):
-            raise Malformed("a container is made of no list")
+            raise Malformed("a container is not made of a list")
         self._charge(len(value))
         return value
 
     def _pair(self, value: Any) -> tuple[Any, Any]:
         if not isinstance(value, list | tuple) or len(value) != 2:
-            raise Malformed("a dict is made of something that is no pair")
+            raise Malformed("a dict is made of something that is not a pair")
         return key(value[0]), value[1]
 
     def _charge(self, amount: int) -> None:

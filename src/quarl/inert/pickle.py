@@ -1,13 +1,13 @@
 """Plain values of a pickle: a small interpreter of its opcodes that imports nothing and calls nothing by name.
 
-Containers, numbers, text and numeric numpy arrays come out as themselves. Whatever else the file names (classes,
-functions, cloudpickle's code objects, arrays of objects) comes out as an `Inert` record of what the file says about
-it. Opcodes are decoded by `pickletools.genops`, which only reads.
+Containers, numbers, text and numeric numpy arrays are returned as such. Anything else that the file names (classes,
+functions, cloudpickle's code objects, arrays of objects) becomes an `Inert` record of its description in the file.
+Opcodes are decoded by `pickletools.genops`, which only reads.
 
-Work is bounded by the file's budget; arrays are views of the bytes that were read, and all copies together are no
-larger than the pickle. Keys are scalars or inert objects: the hash of nested tuples would take time exponential in
+Work is bounded by the file's budget; arrays are views of the bytes that were read, and all copies together are at most
+as large as the pickle. Keys are scalars or inert objects. The hash of nested tuples would take time exponential in
 their depth, and complex numbers and integers above 64 bits can be made to collide. A value can contain itself or be
-nested without limit, so a reader looks up what it needs and never walks it recursively.
+nested without limit, so a reader looks up the entries it needs and never walks a value recursively.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quarl.inert.reading_budget import current
 __all__ = ["Inert", "dtype_of", "read_pickle"]
 
 PERSISTENT = "the file.persistent_load"
-"""The path of an inert object that stands for something beside the pickle: its only argument says what."""
+"""Path of an inert object that refers to data beside the pickle; its only argument is the reference."""
 MAX_INTEGER_BITS = 4096
 MAX_NAME = 255
 _LITERALS: Final = frozenset(
@@ -39,7 +39,7 @@ _LITERALS: Final = frozenset(
 
 
 def read_pickle(data: bytes, where: str) -> Any:
-    """The value that the pickle `data` describes, executing nothing; `where` names the file in errors."""
+    """Return the value of the pickle `data` without executing anything; `where` names the file in errors."""
     try:
         return interpret(data, where)
     except Malformed as error:
@@ -47,7 +47,7 @@ def read_pickle(data: bytes, where: str) -> Any:
 
 
 def read_base64(text: Any, where: str) -> Any:
-    """The same of a pickle that a JSON document holds as text."""
+    """Return the value of a pickle that a JSON document holds as text."""
     try:
         data = base64.b64decode(text, validate=True)
     except (ValueError, TypeError):  # binascii.Error is a ValueError
@@ -58,10 +58,13 @@ def read_base64(text: Any, where: str) -> Any:
 def interpret(
     data: bytes | io.BytesIO, where: str, allowed: re.Pattern[str] | None = None, beside: list[Any] | None = None
 ) -> Any:
-    """The same, raising Malformed.
+    """Return the value of a pickle; raise Malformed if it cannot be read.
 
-    data: of a stream, which is left behind it, the next pickle. allowed: the names ("module name") that the pickle may
-    use. Then it may also refer to what lies beside it, and what it says of that is appended to `beside`.
+    Args:
+        data: The pickle; a stream is left at the byte after it, where the next pickle starts.
+        where: Name of the file in errors.
+        allowed: Names ("module name") that the pickle may use. If given, the pickle may also refer to data beside it.
+        beside: List that receives these references.
     """
     machine = _Machine(len(data) if isinstance(data, bytes) else len(data.getbuffer()), allowed, beside)
     budget, position = current(where), 0
@@ -76,9 +79,9 @@ def interpret(
     except Malformed as error:
         cause = str(error)
     except (IndexError, KeyError):
-        cause = "an operation finds no operand"
+        cause = "an operation lacks its operand"
     except (ValueError, TypeError, OverflowError, AttributeError, struct.error):
-        cause = "the bytes are not what the format asks for"
+        cause = "the bytes do not follow the format"
     raise Malformed(f"{cause}, at byte {position}")
 
 
@@ -94,7 +97,7 @@ class _Machine:
         self.beside = [] if beside is None else beside
 
     def step(self, op: str, argument: Any) -> None:
-        """Carries out one opcode."""
+        """Execute one opcode."""
         if op in _LITERALS:
             if isinstance(argument, int) and argument.bit_length() > MAX_INTEGER_BITS:
                 raise Malformed(f"an integer has more than {MAX_INTEGER_BITS} bits")
@@ -105,7 +108,7 @@ class _Machine:
             self.step_with_argument(op, argument)
 
     def step_with_argument(self, op: str, argument: Any) -> None:
-        """The opcodes that name or number something, and those that are refused: EXT, persistent ids, buffers."""
+        """Execute an opcode that names or numbers something; refuse EXT, persistent ids and buffers."""
         match op:
             case "BINGET" | "LONG_BINGET" | "GET":
                 self.push(self.memo[argument])
@@ -134,7 +137,7 @@ class _Machine:
 
     def push_name(self, module: Any, name: Any) -> None:
         if not isinstance(name, str) or not isinstance(module, str) or max(len(name), len(module)) > MAX_NAME:
-            raise Malformed(f"a name is no text of at most {MAX_NAME} characters")
+            raise Malformed(f"a name is not text of at most {MAX_NAME} characters")
         if self.allowed is not None and not self.allowed.fullmatch(f"{module} {name}"):
             raise Malformed(f"it names {module}.{name}"[:100])
         self.push(Inert(module, name))
@@ -150,7 +153,7 @@ class _Machine:
         self.stack = []
 
     def pop_mark(self) -> list[Any]:
-        """What was pushed since the last mark."""
+        """Return the values that were pushed since the last mark."""
         values = self.stack
         self.stack = self.marks.pop()
         return values
@@ -162,13 +165,13 @@ class _Machine:
             value.memo_keys.append(number)
 
     def make_tuple(self, size: int) -> None:
-        """TUPLE1 to TUPLE3."""
+        """Execute TUPLE1 to TUPLE3."""
         if len(self.stack) < size:
             raise IndexError
         self.stack[-size:] = [tuple(self.stack[-size:])]
 
     def make_dict(self) -> None:
-        """DICT: keys and values lie alternately behind one mark."""
+        """Execute DICT: keys and values alternate behind one mark."""
         values = self.pop_mark()
         self.push({})
         self.set_items(values)
@@ -178,7 +181,7 @@ class _Machine:
         if isinstance(target, Inert):
             target = target.items
         if not isinstance(target, list):
-            raise Malformed("it appends to something that is no list")
+            raise Malformed("it appends to something that is not a list")
         target.extend(values)
 
     def set_items(self, values: list[Any]) -> None:
@@ -189,7 +192,7 @@ class _Machine:
         elif isinstance(target, dict):
             target.update((key(name), value) for name, value in pairs)
         else:
-            raise Malformed("it sets keys of something that is no dict")
+            raise Malformed("it sets keys of something that is not a dict")
 
     def add_items(self) -> None:
         values = self.pop_mark()
@@ -199,7 +202,7 @@ class _Machine:
         elif isinstance(target, set):
             target.update(map(key, values))
         else:
-            raise Malformed("it adds elements to something that is no set")
+            raise Malformed("it adds elements to something that is not a set")
 
     def stack_global(self) -> None:
         name, module = self.stack.pop(), self.stack.pop()
@@ -210,14 +213,14 @@ class _Machine:
         self.push(self.call(callee, args))
 
     def new_object(self, kwargs: Any = None) -> None:
-        """NEWOBJ and NEWOBJ_EX."""
+        """Execute NEWOBJ and NEWOBJ_EX."""
         args, callee = self.stack.pop(), self.stack.pop()
         call = self.inert_call(callee, args)
         call.kwargs = kwargs if isinstance(kwargs, dict) else {}
         self.push(call)
 
     def new_object_marked(self) -> None:
-        """OBJ: the class and its arguments lie behind one mark."""
+        """Execute OBJ: the class and its arguments are behind one mark."""
         callee, *args = self.pop_mark()
         self.push(self.call(callee, tuple(args)))
 
@@ -232,11 +235,12 @@ class _Machine:
         return Inert(callee.module, name, args, called=True)
 
     def build(self) -> None:
-        """BUILD: an inert object keeps the state; one that was to become an array becomes it, in the memo too."""
+        """Execute BUILD: an inert object keeps the state; a reconstructed array replaces its object, also in the
+        memo."""
         state = self.stack.pop()
         target = self.stack[-1]
         if isinstance(target, dict) and self.allowed is not None:
-            return  # PyTorch's dicts have versions of their modules as an attribute
+            return  # PyTorch's dicts carry the versions of their modules as an attribute
         if not isinstance(target, Inert):
             raise Malformed("it sets the state of a plain value")
         target.state = state

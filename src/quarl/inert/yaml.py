@@ -11,19 +11,19 @@ from quarl.errors import QuarlError, UnsupportedError, first_line
 from quarl.inert.zip import read_bytes
 
 YAML_BYTES = 2**16
-"""The zoo's files have 1 to 3 kB, those of its hyper-parameters up to 16; parsing is slow, and a longer one is
-something else."""
+"""Largest file in bytes. The zoo's files take 1 to 3 kB, those of its hyper-parameters up to 16. Parsing is slow, and a
+longer file is not a configuration."""
 MAX_VALUES = 1000
-"""Values of a YAML file, aliases counted each time they are used."""
+"""Largest number of values in a YAML file; aliases count each time they are used."""
 MAX_MERGED = 20_000
-"""The same for a file of defaults that others are merged into."""
+"""Largest number of values in a file of defaults that others are merged into."""
 MAX_DEPTH = 20
 """Levels of a YAML file; the zoo's have 4."""
 MERGE = "tag:yaml.org,2002:merge"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without code: of Python's tags, only those that spell an OrderedDict, a tuple and a name, read as data."""
+    """YAML without code: of Python's tags, only those of an OrderedDict, a tuple and a name are read, as data."""
 
     depth = 0
 
@@ -36,13 +36,14 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Agents' files need no merge keys, and a few of them multiply into more entries than fit in memory."""
+        """Refuse merge keys: agents' files need none, and a few of them multiply into more entries than fit in
+        memory."""
         if any(key.tag == MERGE for key, _ in node.value):
             raise yaml.constructor.ConstructorError(None, None, "merge keys (<<) are not supported", node.start_mark)
 
 
 class _MergingLoader(_Loader):
-    """The same, where one mapping may be merged into another: `<<: *defaults`, own keys first."""
+    """A loader that merges one mapping into another: `<<: *defaults`, with the mapping's own keys first."""
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         merged = [value for key, value in node.value if key.tag == MERGE]
@@ -73,7 +74,7 @@ def _tuple(loader: yaml.SafeLoader, node: yaml.Node) -> list[Any]:
 
 
 def _name(loader: yaml.SafeLoader, name: str, node: yaml.Node) -> str:
-    """!!python/name:torch.nn.modules.activation.ReLU '' as its text: nothing of that name is looked up."""
+    """Return the name in !!python/name:torch.nn.modules.activation.ReLU '' as text, without looking it up."""
     if not isinstance(node, yaml.ScalarNode) or node.value:
         raise yaml.constructor.ConstructorError(None, None, f"the name {name} with a value", node.start_mark)
     return name
@@ -85,17 +86,17 @@ _Loader.add_multi_constructor("tag:yaml.org,2002:python/name:", _name)
 
 
 def read_yaml(path: Path, *, merging: bool = False) -> dict[str, Any]:
-    """The mapping that a zoo's YAML file holds, made of plain values only; a tag that names code is refused.
+    """Return the mapping in a zoo's YAML file, built of literals only; a tag that names code is refused.
 
-    merging: the file is one of defaults, and may merge them.
+    merging: the file holds defaults and may use merge keys.
     """
     data = read_bytes(path, limit_bytes=YAML_BYTES)
     try:
-        # SafeLoaders with three more constructors, which make plain values
+        # SafeLoaders with three more constructors, which build plain values
         document = yaml.load(data, Loader=_MergingLoader if merging else _Loader)
         _count(document, MAX_MERGED if merging else MAX_VALUES)
     except yaml.constructor.ConstructorError as error:
-        raise UnsupportedError(f"{path}: {str(error.problem)[:100]}; only plain values are read") from None
+        raise UnsupportedError(f"{path}: {str(error.problem)[:100]}; only literals are read") from None
     except RecursionError:
         raise QuarlError(f"{path} is nested too deeply to be a configuration") from None
     except (yaml.YAMLError, ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError) as error:
@@ -109,10 +110,10 @@ def read_yaml(path: Path, *, merging: bool = False) -> dict[str, Any]:
 
 
 def _count(value: Any, budget: int) -> int:
-    """The budget left after `value`; raises where aliases make more of a small file than any user wrote."""
+    """Return the budget left after `value`; raise if aliases expand a small file beyond any configuration."""
     if budget <= 0:
         raise ValueError("it has more values than any configuration")
-    if isinstance(value, int) and value.bit_length() > 64:  # 1:59:59:59... is one number, too long even to print
+    if isinstance(value, int) and value.bit_length() > 64:  # 1:59:59:59... is a single number, too long even to print
         raise ValueError("a number has more than 64 bits")
     children = [*value.keys(), *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
     for child in children:
@@ -121,9 +122,9 @@ def _count(value: Any, budget: int) -> int:
 
 
 def key_lines(path: Path) -> dict[tuple[str | int, ...], int]:
-    """Lines, from 1, of the keys and list entries of a file that `read_yaml` reads, by the keys that lead to them.
+    """Return the line numbers, from 1, of the keys and list entries of a file, by the path of keys to them.
 
-    Raises QuarlError where a key stands twice in one mapping: the second would silently take the first one's place.
+    Raises QuarlError if a mapping has a key twice: the second one would silently replace the first.
     """
     lines: dict[tuple[str | int, ...], int] = {}
     root = yaml.compose(read_bytes(path, limit_bytes=YAML_BYTES), Loader=_Loader)
@@ -139,7 +140,7 @@ def key_lines(path: Path) -> dict[tuple[str | int, ...], int]:
         for where, marked, child in children:
             line = marked.start_mark.line + 1
             if where in lines:
-                raise QuarlError(f"{path}, line {line}: {where[-1]!r} stands in line {lines[where]} already; keep one")
+                raise QuarlError(f"{path}, line {line}: {where[-1]!r} repeats line {lines[where]}; keep one of them")
             lines[where] = line
             waiting.append((where, child))
     return lines

@@ -21,19 +21,20 @@ MAX_MEMBERS = 4096
 MAX_RATIO = 200
 """Unpacked over packed size. JSON of a real agent reaches 30; deflate itself can reach 1032."""
 SMALL_BYTES = 2**20
-"""Members up to this size may have any ratio: a small array of zeros is no bomb."""
+"""Members up to this size may have any ratio: a small array of zeros is not a bomb."""
 BULK_BYTES, MAX_GROWTH = 2**24, 8
-"""What takes more than so many bytes is numbers, which neither pack nor lie in holes of the disk: 1.2 is much."""
+"""Members above `BULK_BYTES` hold numbers, which barely compress and leave no holes on the disk: their ratio is about
+1.2."""
 START_BYTES, LIST_BYTES = 2**14, 2**16
-"""Of a file's start, where its kind is looked for, and of the list at a zip's end, where names are."""
+"""Bytes read at a file's start to find its kind, and of the list at a zip's end, which holds the names."""
 
 _ZIP = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError)
 _DAMAGE = (*_ZIP, LookupError, ArithmeticError, RuntimeError, ValueError)
-"""What zipfile raises on broken archives; it promises only the first."""
+"""Errors that zipfile raises for broken archives; it documents only the first."""
 
 
 def read_bytes(path: Path, *, limit_bytes: int = MAX_BYTES) -> bytes:
-    """The contents of a regular file, if it is no larger than `limit_bytes`."""
+    """Return the contents of a regular file of at most `limit_bytes`."""
     with _regular(path, limit_bytes) as (file, size):
         current(str(path)).read(size)
         return file.read()
@@ -41,7 +42,7 @@ def read_bytes(path: Path, *, limit_bytes: int = MAX_BYTES) -> bytes:
 
 @contextmanager
 def _regular(path: Path, limit_bytes: int) -> Iterator[tuple[IO[bytes], int]]:
-    """A regular file and its bytes, which the disk really holds."""
+    """Yield a regular file and its size in bytes, which the disk really holds."""
     try:
         if path.is_dir():
             raise QuarlError(f"{path} is a folder; name the file in it")
@@ -51,9 +52,9 @@ def _regular(path: Path, limit_bytes: int) -> Iterator[tuple[IO[bytes], int]]:
             raise QuarlError(f"{path} is not a regular file; copy it to one")
         size = path.stat().st_size
         if size > limit_bytes:
-            raise QuarlError(f"{path} has {size:,} bytes, more than the {limit_bytes:,} that are read")
+            raise QuarlError(f"{path} has {size:,} bytes, more than the limit of {limit_bytes:,}")
         if size > BULK_BYTES and size > MAX_GROWTH * 512 * path.stat().st_blocks:
-            raise QuarlError(f"{path} is a file of holes: the disk holds almost none of its {size:,} bytes")
+            raise QuarlError(f"{path} is a sparse file: the disk holds almost none of its {size:,} bytes")
         with path.open("rb") as file:
             yield file, size
     except (OSError, ValueError) as error:
@@ -62,14 +63,14 @@ def _regular(path: Path, limit_bytes: int) -> Iterator[tuple[IO[bytes], int]]:
 
 
 class Opened:
-    """A file from outside, whose kind is asked for once: its first bytes, and the names of a zip's members."""
+    """A file from outside: its first bytes, and the names of a zip's members, are read only once."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
 
     @classmethod
     def at(cls, path: str | os.PathLike[str]) -> Opened:
-        """Return the handle of the file at `path`, which may be one already."""
+        """Return `path` itself if it is an Opened; otherwise a new handle of the file."""
         return path if isinstance(path, Opened) else cls(path)
 
     def __fspath__(self) -> str:
@@ -79,9 +80,9 @@ class Opened:
 
     @cached_property
     def start(self) -> bytes:
-        """Return the first bytes, which tell the kind of file; nothing if it cannot be read."""
+        """Return the first bytes, which identify the kind of file; b"" if it cannot be read."""
         try:
-            # to open a pipe would wait for its writer
+            # opening a pipe would wait for its writer
             with self.path.open("rb") if self.path.is_file() else io.BytesIO() as file:
                 return file.read(START_BYTES)
         except OSError:
@@ -89,7 +90,7 @@ class Opened:
 
     @cached_property
     def names(self) -> set[str]:
-        """Return the names of a zip's members from its last bytes, which list them; none of other files.
+        """Return the names of a zip's members from its last bytes, which list them; empty for other files.
 
         Nothing is unpacked, however large the file is.
         """
@@ -103,19 +104,20 @@ class Opened:
 
     @property
     def is_zip(self) -> bool:
-        """Return whether the file begins as a zip."""
+        """Return whether the file begins like a zip."""
         return self.start.startswith(b"PK")
 
     def contents(self) -> bytes:
-        """Return all bytes of the file, or raise the `QuarlError` that says why they cannot be read."""
+        """Return all bytes of the file; raise QuarlError if it cannot be read."""
         return read_bytes(self.path)
 
     def unpacked(self, *only: str) -> dict[str, bytes]:
-        """Return the contents of these members of a zip, by name; a name that it lacks is left out.
+        """Return the contents of these members of a zip, by name; a missing name is left out.
 
         Raises:
-            QuarlError: The file is missing, damaged or encrypted, or no program that saves policies makes such a zip:
-                a name twice, a name that points outside the archive, sizes past the limits.
+            QuarlError: The file is missing, damaged or encrypted, or not a zip that a program for saving policies
+                writes. Such a zip has no repeated name, no name that points outside the archive, and no size past the
+                limits.
         """
         with _regular(self.path, MAX_BYTES) as (file, size):
             return _unpack(file, size, str(self.path), only, MAX_BYTES)
@@ -124,7 +126,14 @@ class Opened:
 def unpack(
     data: bytes, where: str, *, only: Collection[str] | None = None, limit_bytes: int = MAX_BYTES
 ) -> dict[str, bytes]:
-    """Return the members of an archive in memory, as `Opened.unpacked` does; `where` names it in errors."""
+    """Return the members of an archive in memory, like `Opened.unpacked`.
+
+    Args:
+        data: The archive.
+        where: Name of the archive in errors.
+        only: Names of the members to unpack; None unpacks all.
+        limit_bytes: Largest size of all members together.
+    """
     return _unpack(io.BytesIO(data), len(data), where, only, limit_bytes)
 
 
@@ -142,11 +151,11 @@ def _unpack(
 def _checked(
     infos: list[zipfile.ZipInfo], where: str, limit_bytes: int, only: Collection[str] | None, packed: int
 ) -> Mapping[str, zipfile.ZipInfo]:
-    """The members to unpack, after every refusal that needs no unpacking."""
+    """Return the members to unpack, after all checks that need no unpacking."""
     if len(infos) > MAX_MEMBERS:
-        raise QuarlError(f"{where} has {len(infos):,} members, more than the {MAX_MEMBERS:,} that are read")
+        raise QuarlError(f"{where} has {len(infos):,} members, more than the limit of {MAX_MEMBERS:,}")
     if min((info.header_offset for info in infos), default=0):
-        # The list of an archive stored inside is found where the outer one's is cut off.
+        # If the outer archive is cut off, the list of an archive stored inside it is found instead.
         raise QuarlError(f"{where} is not a whole zip file (its first member does not come first); fetch it again")
     seen: set[str] = set()
     wanted: dict[str, zipfile.ZipInfo] = {}
@@ -154,7 +163,7 @@ def _checked(
     for info in infos:
         name = info.filename
         if name in seen:
-            raise QuarlError(f"{where} has two members called {name!r:.80}; which one is meant cannot be known")
+            raise QuarlError(f"{where} has two members named {name!r:.80}; it is damaged or forged")
         seen.add(name)
         if escapes(name) or escapes(info.orig_filename):
             raise QuarlError(f"{where} has a member whose name leads outside the archive: {info.orig_filename!r:.80}")
@@ -172,7 +181,7 @@ def _checked(
         total += info.file_size
         wanted[name] = info
     if total > limit_bytes:
-        raise QuarlError(f"{where} unpacks to {total:,} bytes, more than the {limit_bytes:,} that are read")
+        raise QuarlError(f"{where} unpacks to {total:,} bytes, more than the limit of {limit_bytes:,}")
     if total > max(BULK_BYTES, MAX_GROWTH * packed):
         raise QuarlError(f"{where} unpacks to {total:,} bytes from {packed:,}; refused as a decompression bomb")
     current(where).read(total)
@@ -180,7 +189,8 @@ def _checked(
 
 
 def escapes(name: str) -> bool:
-    """True for absolute names, drive letters, backslashes, NUL and "..": no program that saves policies uses them."""
+    """Return True for absolute names, drive letters, backslashes, NUL and "..", which no program that saves policies
+    uses."""
     path = PurePosixPath(name)
     odd = "\\" in name or "\0" in name or name[1:2] == ":"  # numpy's archives of TensorFlow variables end in ":0.npy"
     return not name or path.is_absolute() or ".." in path.parts or odd

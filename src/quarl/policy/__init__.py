@@ -1,1 +1,1 @@
-"""One deployable policy, from wherever it comes."""
+"""The deployable policy: one graph of operators, whatever file or model it comes from."""

@@ -1,7 +1,7 @@
-"""The one save format of a policy: safetensors whose metadata is a JSON manifest with a sha256 of every tensor.
+"""The only save format of a policy: safetensors whose metadata is a JSON manifest with a sha256 of every tensor.
 
-Codes are packed to their n bits. Nothing in the file is executed: operators are looked up in a closed table, and
-every number is checked against it before it is used.
+Codes are packed to their n bits. Nothing in the file is executed: operators are looked up in a closed table, and every
+number is checked against it before use.
 """
 
 from __future__ import annotations
@@ -33,27 +33,29 @@ from quarl.quant.spec import QuantSpec
 
 HEAD_ARRAYS = ("low", "high", "log_std")
 HEAD_SETTINGS = ("segments", "zero_based")
-"""Written where a head has them."""
+"""Settings that are written only for a head that has them."""
 FORMAT = "quarl-policy"
 VERSION = 3
-"""Of what is written where older versions would read it otherwise: 3 for heads that divide the scores or hand over
-numbers from 0, 2 for grids without a level at 0, else 1."""
+"""Version of a file that older readers would misread.
+
+It is 3 for heads that divide the scores or pass on numbers from 0, 2 for grids without a level at 0, otherwise 1.
+"""
 SMALL = 2**20
 """Bytes of tensors below which starting threads takes longer than hashing."""
 
 
 def to_bytes(policy: Policy) -> bytes:
-    """The whole artifact of a Policy or QuantizedPolicy."""
+    """Return the whole artifact of a Policy or QuantizedPolicy."""
     return b"".join(pieces(*_contents(policy)))
 
 
 def write(policy: Policy, path: str | os.PathLike[str]) -> None:
-    """Saves the policy; a crash at any moment leaves either the old file or the new one, whole."""
+    """Save the policy; after a crash the file is either the old one or the new one, complete."""
     write_parts(pieces(*_contents(policy)), Path(path))
 
 
 def _contents(policy: Policy) -> tuple[dict[str, Array], dict[str, str]]:
-    """Tensors and metadata of the container."""
+    """Return tensors and metadata of the container."""
     tensors: dict[str, Array] = {}
     ops = [_op_to_json(op, tensors) for op in policy.ops]
     for field in HEAD_ARRAYS:
@@ -83,29 +85,35 @@ def _contents(policy: Policy) -> tuple[dict[str, Array], dict[str, str]]:
 
 
 def _version(policy: Policy) -> int:
-    """The oldest version that reads the policy as it is."""
+    """Return the oldest version that reads the policy correctly."""
     if any(getattr(policy.head, name) for name in HEAD_SETTINGS):
         return VERSION
     return 2 if any(getattr(op.weight, "mid_rise", False) for op in policy.linear) else 1
 
 
 def plain(value: Any) -> Any:
-    """numpy's numbers, as environments have them, as JSON's."""
+    """Return numpy numbers, which environments use, as JSON values."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
-    raise QuarlError(f"cannot save {str(value)[:60]!r}: an artefact holds numbers, words and lists; keep to these")
+    raise QuarlError(f"cannot save {str(value)[:60]!r}: an artifact holds only numbers, text and lists")
 
 
 def read(path: str | os.PathLike[str]) -> Policy:
-    """The Policy or QuantizedPolicy in the file; refuses one whose checksums, version or contents are not right."""
+    """Return the Policy or QuantizedPolicy in the file; refuse wrong checksums, versions or contents."""
     with reading(path):
         return from_bytes(read_bytes(Path(path)), str(path))
 
 
 def from_bytes(data: Bytes, where: str, *, checked: bool = False) -> Policy:
-    """The inverse of `to_bytes`; `where` names the source in errors. Arrays are views of `data`: it must not change.
+    """Return the policy that `to_bytes` wrote. Arrays are views of `data`, which must not change.
 
-    checked: whether it is known that nothing was lost on the way; the checksums of tensors are then not made again.
+    Args:
+        data: The artifact.
+        where: Name of the source in errors.
+        checked: The bytes are known to be intact, so the checksums of tensors are not computed again.
+
+    Raises:
+        QuarlError: The artifact is damaged or of another version.
     """
     try:
         tensors, manifest = _open(data, checked)
@@ -113,16 +121,16 @@ def from_bytes(data: Bytes, where: str, *, checked: bool = False) -> Policy:
     except QuarlError as error:
         raise QuarlError(f"{where}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError, IndexError) as error:
-        raise QuarlError(f"{where} is not a sound QuaRL policy file: {first_line(error)[:120]}") from None
+        raise QuarlError(f"{where} is not a valid QuaRL policy file: {first_line(error)[:120]}") from None
 
 
 def _open(data: Bytes, checked: bool = False) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Checked tensors and manifest."""
+    """Return checked tensors and the manifest."""
     members, metadata = parse(data)
     manifest: dict[str, Any] = unsealed(metadata, FORMAT)
     if manifest["version"] not in range(1, VERSION + 1):
         raise QuarlError(
-            f"format version {manifest['version']} is not the version {VERSION} that this QuaRL reads; update"
+            f"format version {manifest['version']} is newer than version {VERSION} of this QuaRL; update QuaRL"
         )
     if set(manifest["sha256"]) != set(members):
         raise QuarlError("the manifest and the tensors disagree; the file is damaged")
@@ -169,12 +177,12 @@ def _op_to_json(op: Op, tensors: dict[str, Array]) -> dict[str, Any]:
         if not isinstance(value, QuantizedTensor):
             tensors[key] = value if value.dtype in DTYPES.values() else value.astype(np.float32)
             continue
-        # quarl-2020 has 2**n + 1 levels: the width is what the codes need, not always what their bits name.
+        # quarl-2020 has 2**n + 1 levels: its codes may need more bits than their nominal width.
         low, high = int(value.codes.min(initial=0)), int(value.codes.max(initial=0))
         width = max(value.bits, 1 + (~low).bit_length(), 1 + high.bit_length())
         entry["codes"] = {"shape": value.codes.shape, "bits": value.bits, "width": width}
         codes = value.codes
-        if value.mid_rise:  # of odd codes the last bit is known
+        if value.mid_rise:  # codes are odd, so the last bit is implied
             width, codes = value.bits, codes >> 1
             entry["codes"] |= {"width": width, "mid_rise": True}
         bytes_already = width == 8 and codes.dtype == np.int8  # spares a copy of most of the file
@@ -187,7 +195,7 @@ def _op_to_json(op: Op, tensors: dict[str, Array]) -> dict[str, Any]:
 
 
 def _fields(kind: type[Op]) -> tuple[Field[Any], ...]:
-    """Those that belong to operators of this kind alone."""
+    """Return the fields that only operators of this kind have."""
     return fields(kind)[len(fields(Op)) :]
 
 
@@ -227,15 +235,15 @@ def _codes(entry: dict[str, Any], key: str, tensors: Mapping[str, Array]) -> Qua
 
 
 def provenance_to_json(provenance: Provenance) -> dict[str, Any]:
-    """Its fields as JSON has them, but for `longest`."""
+    """Return the fields as JSON values, without `longest`."""
     values = {field.name: getattr(provenance, field.name) for field in fields(provenance) if field.name != "longest"}
     wrappers = [(name, dict(kwargs)) for name, kwargs in provenance.wrappers]
     return values | {"env_kwargs": dict(provenance.env_kwargs), "wrappers": wrappers}
 
 
 def provenance_from_json(entry: Mapping[str, Any]) -> Provenance:
-    """The inverse of `provenance_to_json`, of checked values."""
-    limit = entry.get("max_episode_steps")  # like the source of statistics, absent from older files
+    """Return the Provenance that `provenance_to_json` wrote, with checked values."""
+    limit = entry.get("max_episode_steps")  # missing in older files, like the source of statistics
     return Provenance(
         algo=_word(entry["algo"]),
         env_id=_word(entry["env_id"]),
@@ -249,58 +257,58 @@ def provenance_from_json(entry: Mapping[str, Any]) -> Provenance:
 
 
 def _reals(key: str, tensors: Mapping[str, Array]) -> Array:
-    """The tensor of that name, if it holds floating-point numbers."""
+    """Return the tensor of that name; raise QuarlError if it holds integers."""
     if tensors[key].dtype.kind in "iu":
-        raise QuarlError(f"tensor {key!r} holds {tensors[key].dtype}, where real numbers belong")
+        raise QuarlError(f"tensor {key!r} holds {tensors[key].dtype} instead of real numbers")
     return tensors[key]
 
 
 def _grid(scale: Any, zero_point: Any, bits: Any) -> ActivationGrid:
-    """The grid of a value, if its numbers can be one."""
+    """Return the grid of a value if its numbers are valid."""
     half = 2 ** (_size(bits, 2, 16) - 1)
     if not TINY <= _number(scale) < 2**127 or not -half <= _number(zero_point) < half:
-        raise QuarlError("a value's grid is no scale, zero point and bits")
+        raise QuarlError("a value's grid has no valid scale, zero point and bits")
     return ActivationGrid(scale=float(np.float32(scale)), zero_point=int(zero_point), bits=bits)
 
 
 def _number(value: Any) -> float:
-    """The value, if it is a number; infinity is one."""
+    """Return the value if it is a number; infinity counts as one."""
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         raise QuarlError(f"{str(value)[:60]!r} is not a number")
     return float(value)
 
 
 def _size(value: Any, least: int = 1, most: int = 2**31 - 1) -> int:
-    """The value, if it is an integer from `least` to `most`."""
+    """Return the value if it is an integer from `least` to `most`."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise QuarlError(f"{str(value)[:60]!r} is not a size from {least} to {most}")
     return value
 
 
 def _sizes(values: Any) -> tuple[int, ...]:
-    """The values, if they are sizes."""
+    """Return the values if they are sizes."""
     return tuple(_size(value) for value in values)
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    """The value's first two, if they are sizes of 0 or more."""
+    """Return the first two values if they are sizes of 0 or more."""
     return _size(value[0], 0), _size(value[1], 0)
 
 
 def _numbers(value: Any) -> tuple[float, ...]:
-    """The value's entries, if they are numbers."""
+    """Return the entries of the value if they are numbers."""
     return tuple(map(_number, value))
 
 
 def _word(value: Any) -> str:
-    """The value, if it is text that a terminal shows and does not obey."""
+    """Return the value if it is printable text, which no terminal interprets."""
     if not isinstance(value, str) or not value.isprintable():
         raise QuarlError(f"{str(value)[:60]!r} is not a name")
     return value
 
 
 def _one_of(value: Any, allowed: tuple[str, ...]) -> Any:
-    """The value, if it is allowed."""
+    """Return the value if it is allowed."""
     if value not in allowed:
         raise QuarlError(f"{str(value)[:60]!r} is not one of {', '.join(allowed)}")
     return value
@@ -314,4 +322,4 @@ SETTINGS: Mapping[Any, Callable[[Any], Any]] = {
     "tuple[int, int]": _pair,
     "tuple[int, ...]": _sizes,
 }
-"""By the type of an operator's field: what checks its value in the manifest. All other fields are arrays."""
+"""Check of a value in the manifest, by the type of the operator's field. All other fields are arrays."""

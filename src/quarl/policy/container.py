@@ -1,7 +1,7 @@
-"""The safetensors container without copies: arrays that are views of its bytes, and pieces that only need a join.
+"""The safetensors container without copies: arrays are views of its bytes, and its pieces only need joining.
 
 The format is safetensors': the length of a JSON header, the header, the numbers. The library itself copies every tensor
-once to read it and twice to write it, and an actor that waits for its new weights would wait for that.
+once to read it and twice to write it, which would delay actors that wait for new weights.
 """
 
 from __future__ import annotations
@@ -36,25 +36,28 @@ TYPES = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
-"""safetensors' names of the number types, widest first: the order in which they lie, which keeps them aligned."""
+"""safetensors' names of the number types, widest first: the order in the file, which keeps tensors aligned."""
 NAMES = {dtype: name for name, dtype in TYPES.items()}
 DTYPES = {name: TYPES[name] for name in ("F64", "F32", "I32", "BF16", "F16", "U8")}
-"""Those that a policy may hold."""
+"""Types that a policy may hold."""
 METADATA = "__metadata__"
 LENGTH_BYTES = 8
 ALIGNMENT = 8
-"""Bytes; what the header is padded to with spaces."""
+"""Multiple of bytes to which the header is padded with spaces."""
 
 
 def ordered(tensors: Mapping[str, Array]) -> list[str]:
-    """The names in the order in which the tensors lie."""
+    """Return the names in the order of the tensors in the file."""
     return sorted(tensors, key=lambda name: (list(NAMES).index(tensors[name].dtype), name))
 
 
 def header(table: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str, str], *, ascii_only: bool) -> bytes:
-    """What stands before the numbers: the header's length and the header.
+    """Return the bytes in front of the numbers: the header's length and the header.
 
-    table: name in TYPES and shape of each tensor, as they lie. ascii_only: other letters are escaped, not UTF-8.
+    Args:
+        table: Name in TYPES and shape of each tensor, in the order of the file.
+        metadata: Texts by name.
+        ascii_only: Escape other letters instead of writing UTF-8.
     """
     fields: dict[str, Any] = {METADATA: dict(metadata)}
     end = 0
@@ -67,29 +70,29 @@ def header(table: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[str
 
 
 def pieces(tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> list[bytes | memoryview]:
-    """What the file is, in order; tensors: contiguous arrays of the types in DTYPES."""
+    """Return the pieces of the file in order; tensors must be contiguous arrays of the types in DTYPES."""
     names = ordered(tensors)
     table = {name: (NAMES[tensors[name].dtype], tensors[name].shape) for name in names}
     return [header(table, metadata, ascii_only=False), *(raw(tensors[name]) for name in names)]
 
 
 def raw(array: Array) -> memoryview:
-    """The bytes of a contiguous array."""
+    """Return the bytes of a contiguous array."""
     return array.reshape(-1).view(np.uint8).data
 
 
 def digest(array: Array) -> str:
-    """Their sha256."""
+    """Return the sha256 of the array's bytes."""
     return hashlib.sha256(raw(array)).hexdigest()
 
 
 def sealed(manifest: str) -> dict[str, str]:
-    """Metadata of a container that holds a JSON manifest, with its sha256."""
+    """Return the metadata of a container that holds a JSON manifest, with its sha256."""
     return {"manifest": manifest, "sha256": hashlib.sha256(manifest.encode()).hexdigest()}
 
 
 def unsealed(metadata: Mapping[str, Any], kind: str) -> Any:
-    """The manifest of `sealed`; QuarlError where it is damaged or its format is none of this kind."""
+    """Return the manifest of `sealed`; raise QuarlError if it is damaged or of another format."""
     if sealed(metadata["manifest"])["sha256"] != metadata["sha256"]:
         raise QuarlError("the manifest does not match its sha256; the file is damaged")
     manifest = read_json(metadata["manifest"], "the manifest")
@@ -101,9 +104,9 @@ def unsealed(metadata: Mapping[str, Any], kind: str) -> Any:
 def parse(
     data: Bytes, types: Mapping[str, np.dtype[Any]] = DTYPES
 ) -> tuple[dict[str, tuple[str, tuple[int, ...], memoryview]], dict[str, Any]]:
-    """(type, shape and bytes of each tensor, metadata); every byte belongs to the header or to exactly one tensor.
+    """Return type, shape and bytes of each tensor, and the metadata.
 
-    types: those that it may hold.
+    Every byte must belong to the header or to exactly one tensor. types: types that the container may hold.
     """
     view = memoryview(data).cast("B")
     start = LENGTH_BYTES + int.from_bytes(view[:LENGTH_BYTES], "little")
@@ -114,25 +117,25 @@ def parse(
         metadata = fields.pop(METADATA)
         entries = {name: _entry(entry) for name, entry in fields.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise _damaged("its header is no table of tensors") from None
+        raise _damaged("its header is not a table of tensors") from None
     end = 0
     for name, (dtype, shape, begin, stop) in sorted(entries.items(), key=lambda item: item[1][2:]):
         if dtype not in types:
-            raise QuarlError(f"tensor {name!r} has dtype {dtype[:20]}, which it cannot hold")
+            raise QuarlError(f"tensor {name!r} has dtype {dtype[:20]}, which is not supported here")
         if begin != end or stop - begin != math.prod(shape) * types[dtype].itemsize:
             raise _damaged(f"the place of tensor {name!r} does not fit its shape")
         end = stop
     if end != len(view) - start:
-        raise _damaged("its length is not that of its tensors")
+        raise _damaged("its length does not match its tensors")
     return {name: (d, shape, view[start + a : start + b]) for name, (d, shape, a, b) in entries.items()}, metadata
 
 
 MAX_AXES, MAX_NUMBER = 16, 2**48
-"""Of a shape: numbers out of a file are not multiplied before they are known to be of a size."""
+"""Limits of a shape: numbers from a file are not multiplied before their size is checked."""
 
 
 def _entry(entry: Any) -> tuple[str, tuple[int, ...], int, int]:
-    """(type, shape, first byte, byte after the last) of a tensor."""
+    """Return (type, shape, first byte, byte after the last) of a tensor."""
     shape, (begin, stop) = tuple(entry["shape"]), entry["data_offsets"]
     numbers = (*shape, begin, stop)
     if len(shape) > MAX_AXES or not all(type(n) is int and 0 <= n < MAX_NUMBER for n in numbers):  # True is an int too

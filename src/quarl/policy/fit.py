@@ -1,4 +1,4 @@
-"""The weights of one layer made integers, or narrower floats."""
+"""Conversion of one layer's weights to integers, or to narrower floats."""
 
 from __future__ import annotations
 
@@ -19,20 +19,25 @@ from quarl.quant.spec import QuantSpec
 
 FLOAT_TYPES = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
 SHRINKS = np.linspace(1.0, 0.3, 15)
-"""Ranges, as fractions of the largest weight, among which output-aware scales are chosen."""
+"""Candidate ranges for output-aware scales, as fractions of the largest weight."""
 MAX_ROWS = 20_000
-"""Rows of layer inputs that calibration keeps (convolutions give one per output position)."""
+"""Rows of layer inputs that calibration keeps (convolutions have one per output position)."""
 ROWS_AT_ONCE = 64
 MAX_INPUTS = 8_192
-"""Inputs of a layer that is rounded for its output: four matrices of this size squared are 2.3 GB in float64."""
+"""Largest number of inputs of a layer that is rounded for its output: four matrices of that size squared take 2.3 GB in
+float64."""
 
 
 def fit(op: Linear, columns: Array, spec: QuantSpec, least: Array | None = None) -> Linear:
-    """The layer with integer weights, rounded as the scheme says; columns are its inputs [N, K].
+    """Return the layer with integer weights, rounded by the spec's scheme.
 
-    A layer with more than MAX_INPUTS inputs is rounded to nearest under every scheme, which is said.
+    A layer with more than MAX_INPUTS inputs is rounded to nearest under every scheme; a note reports this.
 
-    least: [out], scales that the weights' are not to fall short of.
+    Args:
+        op: The layer.
+        columns: Its inputs, [N, K].
+        spec: Precision and scheme.
+        least: Lower bounds of the weights' scales, [out].
     """
     if spec.scheme.rounding == "nearest":
         return nearest(op, spec, least)
@@ -51,7 +56,13 @@ def fit(op: Linear, columns: Array, spec: QuantSpec, least: Array | None = None)
 
 
 def nearest(op: Linear, spec: QuantSpec, least: Array | None = None) -> Linear:
-    """The layer with each weight at its nearest code, on the scheme's grid; least: as in `fit`."""
+    """Return the layer with each weight at its nearest code, on the scheme's grid.
+
+    Args:
+        op: The layer.
+        spec: Precision and scheme.
+        least: Lower bounds of the weights' scales, [out].
+    """
     weight = as_float32(op.weight).reshape(op.weight.shape[0], -1)
     scheme = spec.scheme
     if scheme.original:
@@ -77,8 +88,10 @@ def nearest(op: Linear, spec: QuantSpec, least: Array | None = None) -> Linear:
 
 
 def _at_least(q: QParams, rows: Array, least: Array | None) -> QParams:
-    """q with the scale of no row below what `least` has for it; one of zeros, whose scale nothing else decides, gets
-    the largest of these."""
+    """Return q with each row's scale raised to its lower bound in `least`; rows of zeros get the largest bound.
+
+    Nothing else determines the scale of a row of zeros.
+    """
     if least is None or not least.any():
         return q
     alive = rows.any(axis=1)
@@ -93,9 +106,15 @@ def _of_channels(q: QParams, channels: slice) -> QParams:
 
 
 def with_codes(op: Linear, codes: Array, q: QParams, bits: int) -> Linear:
-    """The layer with these codes of its weights on the grid q; scales and zero points become one a channel.
+    """Return the layer with these codes of its weights on the grid q; scales and zero points become one per channel.
 
-    Codes of a grid without 0 become odd numbers of half its step, which integer kernels take as they are.
+    Codes of a grid without 0 become odd multiples of half its step, which integer kernels accept.
+
+    Args:
+        op: The layer.
+        codes: Integer codes, in the number of the weights.
+        q: Grid of the codes.
+        bits: Nominal width of the codes.
     """
     channels, mid_rise = op.weight.shape[0], q.mid_rise
     if mid_rise:
@@ -112,7 +131,7 @@ def with_codes(op: Linear, codes: Array, q: QParams, bits: int) -> Linear:
 
 
 def cast(op: Linear, float_type: str) -> Linear:
-    """The layer with its weights in a narrower float type; QuarlError where one overflows there."""
+    """Return the layer with its weights in a narrower float type; raise QuarlError if one overflows."""
     with np.errstate(over="ignore"):
         weight = as_float32(op.weight).astype(FLOAT_TYPES[float_type], copy=False)
     if not np.isfinite(weight).all():

@@ -1,7 +1,7 @@
-"""Functions that are formulas of others: every engine computes the same float32 operations in this order.
+"""Functions defined as formulas: every engine computes the same float32 operations in this order.
 
-A formula takes `f`, an engine's arithmetic: f("mul", x, y) is its value of one operation, of which y may be a number;
-and x, and the settings of the operator.
+A formula takes `f`, an engine's arithmetic: f("mul", x, y) is the value of one operation, in which y may be a number.
+It also takes x, and the settings of the operator.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import numpy as np
 
 Arithmetic = Callable[..., Any]
 GELU = (1.59577049, 0.072664274, -6.34383438e-05, -1.11275803e-04, 8.04383585e-06, -2.73330278e-07, 3.75484086e-09)
-"""2 artanh(erf(x / sqrt(2))) as an odd polynomial: a least-squares fit up to GELU_REACH, beyond which x decides alone.
+"""2 artanh(erf(x / sqrt(2))) as an odd polynomial: a least-squares fit up to GELU_REACH; beyond it x alone decides.
 
-In float32 x sigmoid(polynomial) then is within 6.1e-7 of x times the normal distribution's integral."""
+In float32, x sigmoid(polynomial) is then within 6.1e-7 of x times the integral of the normal distribution.
+"""
 GELU_REACH = 5.5
 GELU_TANH = (1.59576912, 0.07135481627)
 """2 sqrt(2 / pi) (1, 0.044715): the approximation of Hendrycks and Gimpel 2016, whose tanh(x) is 2 sigmoid(2 x) - 1."""
 SETTINGS = {"clip": ("low", "high"), "prelu": ("slope",), "selu": ("alpha", "scale")}
-"""What the numbers are that a function takes."""
+"""Names of the numbers that a function takes."""
 
 
 def _clip(f: Arithmetic, x: Any, low: float, high: float) -> Any:
@@ -29,7 +30,7 @@ def _clip(f: Arithmetic, x: Any, low: float, high: float) -> Any:
 
 
 def _gated(f: Arithmetic, x: Any, within: Any, coefficients: tuple[float, ...]) -> Any:
-    """x sigmoid(p(within)), p an odd polynomial."""
+    """Return x sigmoid(p(within)) for an odd polynomial p."""
     square = f("mul", within, within)
     polynomial = f("add", f("mul", square, coefficients[-1]), coefficients[-2])
     for coefficient in reversed(coefficients[:-2]):
@@ -38,14 +39,17 @@ def _gated(f: Arithmetic, x: Any, within: Any, coefficients: tuple[float, ...]) 
 
 
 def _mish(f: Arithmetic, x: Any) -> Any:
-    """x tanh(log(1 + exp(x))), by s = sigmoid(x) and c = sigmoid(-x) = 1 - s: tanh is s (1 + c) / (1 + c c)."""
+    """Return x tanh(log(1 + exp(x))).
+
+    With s = sigmoid(x) and c = sigmoid(-x) = 1 - s, the tanh is s (1 + c) / (1 + c c).
+    """
     s, c = f("sigmoid", x), f("sigmoid", f("mul", x, -1.0))
     above, below = f("mul", s, f("add", c, 1.0)), f("add", f("mul", c, c), 1.0)
     return f("mul", x, f("div", above, below))
 
 
 def _softplus(f: Arithmetic, x: Any) -> Any:
-    """log(1 + exp(x)), as max(x, 0) - log(sigmoid(|x|))."""
+    """Return log(1 + exp(x)), computed as max(x, 0) - log(sigmoid(|x|))."""
     return f("sub", f("relu", x), f("log", f("sigmoid", f("max", x, f("mul", x, -1.0)))))
 
 
@@ -55,14 +59,20 @@ def _selu(f: Arithmetic, x: Any, alpha: float, scale: float) -> Any:
 
 
 def norm_of_codes(f: Arithmetic, integers: Any, share: Any, epsilon: Any, gain: Any, offset: Any) -> Any:
-    """LayerNorm of codes less their zero point, as float32 integers; their scale does not matter to it.
+    """Return the LayerNorm of codes minus their zero point, as float32 integers; their scale does not matter.
 
-    All sums are of integers and exact, so that every engine gets the same bits whatever order it adds in. The squares
-    are of distances from an integer next to the mean: those from 0 would leave the variance of a row of large, nearly
-    equal numbers to the rounding of a difference, which can fall below 0. Runtimes' square roots differ by some units
-    in the last place; one step of Newton's method makes them one.
+    All sums are exact sums of integers, so every engine gets the same bits whatever its order of addition. The squares
+    are of distances from an integer next to the mean. Distances from 0 would leave the variance of a row of large,
+    nearly equal numbers to the rounding of a difference, which can fall below 0. Square roots of runtimes differ by
+    some units in the last place; one step of Newton's method makes them equal.
 
-    share: 1 / n. epsilon: in squared steps. Besides the arithmetic of activations, f has sum, of a row, round and sqrt.
+    Args:
+        f: Arithmetic of the engine; besides that of activations it has sum of a row, round and sqrt.
+        integers: Codes minus their zero point.
+        share: 1 / n.
+        epsilon: Epsilon in squared steps.
+        gain: Factor of each number.
+        offset: Offset of each number.
     """
     near = f("sub", integers, f("round", f("mul", f("sum", integers), share)))
     mean = f("mul", f("sum", near), share)
@@ -74,7 +84,15 @@ def norm_of_codes(f: Arithmetic, integers: Any, share: Any, epsilon: Any, gain: 
 
 
 def action(f: Arithmetic, x: Any, low: Any, high: Any, *, squashed: bool) -> Any:
-    """The action within its bounds that a network's output means, which a tanh squashes or not."""
+    """Return the action within its bounds for a network's output.
+
+    Args:
+        f: Arithmetic of the engine.
+        x: Output of the network.
+        low: Lower bounds.
+        high: Upper bounds.
+        squashed: Map tanh of the output to the bounds, instead of clipping the output.
+    """
     low, high = low.reshape(-1), high.reshape(-1)
     if squashed:
         half = np.float32(0.5) * (high - low)
@@ -95,4 +113,4 @@ FORMULAS: Mapping[str, Callable[..., Any]] = {
     "hardswish": lambda f, x: f("div", f("mul", x, _clip(f, f("add", x, 3.0), 0.0, 6.0)), 6.0),
 }
 EXACT = ("clip", "prelu", "hardsigmoid", "hardswish")
-"""Of sums, products and comparisons alone, which every runtime rounds alike."""
+"""Functions of sums, products and comparisons only, which every runtime rounds alike."""

@@ -1,6 +1,6 @@
 """Policy: a short list of operators, with the contract that turns its output into an action.
 
-The raw observation is called "observation" and the last operator's value is the output.
+The raw observation is named "observation"; the value of the last operator is the output.
 """
 
 from __future__ import annotations
@@ -21,42 +21,46 @@ from quarl.quant.affine import TINY, QParams
 from quarl.quant.spec import QuantSpec, integer_range
 
 LOG_STD_RANGE = (-20.0, 2.0)
-"""Where Stable-Baselines3 clamps the log_std of a SAC actor."""
+"""Range to which Stable-Baselines3 clamps the log_std of a SAC actor."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class ActionHead:
-    """What the output means.
+    """Meaning of the output.
 
     argmax: the output scores discrete actions; the greedy one is its argmax, or that of each of its `segments`.
-    binary: the output has a logit for each bit, which is 1 where that is above 0.
+    binary: the output has a logit for each bit; a bit is 1 if its logit is above 0.
     clip: the output is an action, clipped to [low, high].
-    tanh: tanh of the output, mapped from [-1, 1] to [low, high]; numpy's tanh, whatever engine made the output.
+    tanh: tanh of the output, mapped from [-1, 1] to [low, high]; numpy's tanh for the output of every engine.
     gaussian: the output is [mean, log_std], both [A]: tanh of a sample of that Gaussian, mapped as above (SAC); the
-    greedy action is tanh of the mean.
+        greedy action is tanh of the mean.
     """
 
     kind: Literal["argmax", "binary", "clip", "tanh", "gaussian"]
     low: Array = field(default_factory=lambda: np.zeros(0, np.float32))
-    """float32, of an action's shape, whose numbers the output has in one row; empty for discrete actions."""
+    """Lower bounds, float32 in the shape of an action, whose numbers are one row of the output; empty for discrete
+    actions."""
     high: Array = field(default_factory=lambda: np.zeros(0, np.float32))
     start: int = 0
-    """The first discrete action's number (gymnasium's Discrete.start)."""
+    """Number of the first discrete action (gymnasium's Discrete.start)."""
     zero_based: bool = False
-    """Whether the environment is handed numbers from 0 all the same, as Stable-Baselines3 does in training."""
+    """The environment receives numbers from 0 regardless of `start`, as Stable-Baselines3 does in training."""
     segments: tuple[int, ...] = ()
-    """Of MultiDiscrete actions: how many of the scores, in order, are each number's; empty: all are of one number."""
+    """Number of scores for each number of a MultiDiscrete action, in order; empty if all scores belong to one
+    number."""
     log_std: Array | None = None
-    """float32 [A]: state-independent Gaussian exploration, for stochastic evaluation of clip heads."""
+    """Log standard deviation of state-independent Gaussian exploration, float32 [A], for stochastic evaluation of clip
+    heads."""
 
     @property
     def is_discrete(self) -> bool:
-        """Whether actions are whole numbers, which have no bounds."""
+        """Return whether actions are whole numbers, which have no bounds."""
         return self.kind in ("argmax", "binary")
 
     @property
     def reading(self) -> str:
-        """What a file's output means where it is neither the action nor scores of the numbers from 0; else empty."""
+        """Return the meaning of a file's output if it is neither the action nor scores of the numbers from 0; else
+        ""."""
         if self.kind == "binary":
             return "its output is a number for each bit, which is 1 where that is above 0"
         if self.segments:
@@ -67,16 +71,19 @@ class ActionHead:
         return f"its output's first score is that of action {self.start}" if self.start and not self.zero_based else ""
 
     def __call__(self, output: Array, generators: list[np.random.Generator] | None = None) -> Array:
-        """Environment actions of network outputs [B, n].
+        """Return environment actions for network outputs [B, n].
 
-        int64 [B], or [B, segments]; float32 [B, *shape of the bounds], bits as Stable-Baselines3 hands them over
-        included; a wider type where bounds have one.
+        Args:
+            output: Outputs of the network.
+            generators: One per row. Actions are then samples (Gumbel-max over logits, Gaussian with log_std), and each
+                row has its own stream, so a sample never depends on the batch.
 
-        generators: one per row makes the actions samples (Gumbel-max over logits, Gaussian with log_std), each row
-        from its own stream, so that a sample never depends on the batch.
+        Returns:
+            int64 [B], or [B, segments]; float32 [B, *shape of the bounds], including bits, as Stable-Baselines3 passes
+                them on; a wider type if the bounds have one.
         """
         if self.is_discrete:
-            if generators is not None:  # of two Gumbel numbers the difference is logistic
+            if generators is not None:  # the difference of two Gumbel numbers is logistic
                 draws = [g.logistic if self.kind == "binary" else g.gumbel for g in generators]
                 output = output + np.stack([draw(size=output.shape[1]) for draw in draws])
             if self.kind == "binary":
@@ -105,9 +112,10 @@ class ActionHead:
         return actions
 
     def distance(self, exact: Array, actions: Array) -> Array:
-        """[B, components]: how far actions lie from the exact ones, in shares of the range; 0 or 1 of discrete ones.
+        """Return the distance of actions from the exact ones [B, components], as shares of the range; 0 or 1 for
+        discrete ones.
 
-        Where actions have no bounds, their range is that of the exact ones.
+        The range of actions without bounds is that of the exact ones.
         """
         if self.is_discrete:
             return np.asarray(exact != actions, np.float64).reshape(len(exact), -1)
@@ -119,25 +127,26 @@ class ActionHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Where a policy comes from, and the environment it was trained on: what evaluation needs besides the graph."""
+    """Origin of a policy and its training environment: the facts that evaluation needs besides the graph."""
 
     algo: str = ""
-    """SB3's, sb3-contrib's or SB2's name, lower case, as in ppo, qrdqn and ppo2; d4pg is ours."""
+    """Lower-case name of SB3, sb3-contrib or SB2, such as ppo, qrdqn and ppo2; d4pg is QuaRL's own."""
     env_id: str = ""
-    """The id it was trained on; `envs.make` maps retired versions to living ones."""
+    """Id of the training environment; `envs.make` maps retired versions to living ones."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     wrappers: tuple[tuple[str, Mapping[str, Any]], ...] = ()
     """The zoo's env_wrapper entries, outermost last: (dotted class name, keyword arguments)."""
     max_episode_steps: int | None = None
     """Environment steps after which an episode is truncated; None: as the environment is registered."""
     longest: int | None = None
-    """Steps of an episode that the user allows, who may ask for more of them than a file may; never saved."""
+    """Largest number of steps of an episode that the user allows, which may exceed the limit for files; never saved."""
     statistics: str = ""
-    """Where the observation statistics inside the graph are from, or why there are none, to show; empty: not known."""
+    """Source of the observation statistics inside the graph, or the reason for having none, for display; "" if
+    unknown."""
     stochastic: bool = False
-    """The zoo's convention for evaluation of this agent."""
+    """Sample actions in evaluation, by the zoo's convention for this agent."""
     origin: str = ""
-    """What was read: sb3-zip, sb2-pickle, sb3-live, module, ..."""
+    """Kind of the source: sb3-zip, sb2-pickle, sb3-live, module, ..."""
 
     def title(self, env_id: str | None = None) -> str:
         """Return the agent in a few words, as in dqn on CartPole-v1, in the environment `env_id` if one is given."""
@@ -151,7 +160,7 @@ class Policy:
     observation_shape: Shape
     observation_dtype: Literal["float32", "uint8"] = "float32"
     inputs: tuple[Input, ...] = ()
-    """How the row of an observation divides; empty where the environment gives the array itself."""
+    """Parts of the observation's row; empty if the environment returns the array itself."""
     ops: tuple[Op, ...]
     head: ActionHead
     provenance: Provenance = Provenance()
@@ -168,17 +177,17 @@ class Policy:
 
     @property
     def num_outputs(self) -> int:
-        """Numbers that the network gives for one observation."""
+        """Return the number of outputs for one observation."""
         return int(shapes(self)[self.output][0])
 
     @property
     def linear(self) -> tuple[Linear, ...]:
-        """The operators that carry weights, in order."""
+        """Return the operators that carry weights, in order."""
         return tuple(op for op in self.ops if isinstance(op, Linear))
 
     @property
     def num_weights(self) -> int:
-        """Weights of dense and convolution layers, biases not counted."""
+        """Return the number of weights of dense and convolution layers, without biases."""
         return sum(math.prod(op.weight.shape) for op in self.linear)
 
 
@@ -187,25 +196,25 @@ class ActivationGrid:
     """Static-mode quantization of one value: a per-tensor affine grid of `bits`, 2 to 16."""
 
     scale: float
-    """A float32 number."""
+    """Step of the grid, a float32 number."""
     zero_point: int
     bits: int = 8
 
     @property
     def qparams(self) -> QParams:
-        """The grid for `quantize` and `dequantize`."""
+        """Return the grid for `quantize` and `dequantize`."""
         qmin, qmax = integer_range(self.bits, symmetric=False)
         return QParams(np.float32(self.scale), np.float32(self.zero_point), qmin, qmax)
 
     @property
     def steps(self) -> tuple[int, int]:
-        """The lowest and the highest code, counted from the zero point."""
+        """Return the lowest and the highest code, counted from the zero point."""
         low, high = integer_range(self.bits, symmetric=False)
         return low - self.zero_point, high - self.zero_point
 
     @property
     def reach(self) -> int:
-        """The largest distance of a code from the zero point."""
+        """Return the largest distance of a code from the zero point."""
         return max(map(abs, self.steps))
 
 
@@ -213,9 +222,9 @@ class ActivationGrid:
 class QuantizedPolicy(Policy):
     """A Policy whose linear weights are codes (or half floats), and the grids of its activations.
 
-    dynamic mode: the input of every linear operator with integer weights is quantized per row at run time.
-    static mode: `grids` gives the grid of every value that is the input of such an operator, or the output of one
-    that is not last. Either way the output of the last linear operator is float32.
+    dynamic mode: the input of every linear operator with integer weights is quantized per row at run time. static mode:
+    `grids` has a grid for the input of every such operator, and for the output of each that is not last. In both modes
+    the output of the last linear operator is float32.
     """
 
     spec: QuantSpec
@@ -225,25 +234,32 @@ class QuantizedPolicy(Policy):
     def of(
         cls, policy: Policy, ops: Iterable[Op], spec: QuantSpec, grids: Mapping[str, ActivationGrid]
     ) -> QuantizedPolicy:
-        """The policy with these operators, in the precision of `spec`."""
+        """Return the policy with these operators, in the precision of `spec`.
+
+        Args:
+            policy: Source of all other fields.
+            ops: Operators of the new policy.
+            spec: Its precision.
+            grids: Grids of its values.
+        """
         kept = {field.name: getattr(policy, field.name) for field in fields(Policy) if field.name != "ops"}
         return cls(**kept, ops=tuple(ops), spec=spec, grids=dict(grids))
 
     @property
     def bits_of_layers(self) -> dict[str, int]:
-        """Bits of a weight in each layer, in order; those of half floats are 16, of float32 32."""
+        """Return the bits of a weight in each layer, in order; half floats have 16, float32 has 32."""
         widths = {op.name: op.weight for op in self.linear}
         return {n: w.bits if isinstance(w, QuantizedTensor) else 8 * w.dtype.itemsize for n, w in widths.items()}
 
     @property
     def mean_bits(self) -> float:
-        """Bits of a weight, over all layers."""
+        """Return the mean bits of a weight over all layers."""
         bits = self.bits_of_layers
         return sum(bits[op.name] * math.prod(op.weight.shape) for op in self.linear) / max(self.num_weights, 1)
 
     @property
     def coverage(self) -> float:
-        """Share of the weights that the spec's precision really covers, 0..1; fp32 counts as 1."""
+        """Return the share of the weights, 0..1, that really have the spec's precision; fp32 counts as 1."""
         if self.spec.float_type == "fp32":
             return 1.0
         weights = [op.weight for op in self.linear]
@@ -252,12 +268,13 @@ class QuantizedPolicy(Policy):
 
 
 def is_quantized(policy: Policy | None) -> TypeGuard[QuantizedPolicy]:
-    """Whether it computes with anything but float32; an artifact in fp32 is a float policy, whatever its weights."""
+    """Return whether it computes with anything but float32; an artifact in fp32 is a float policy."""
     return isinstance(policy, QuantizedPolicy) and policy.spec.float_type != "fp32"
 
 
 def in_words(policy: Policy) -> str:
-    """The policy in a line: algorithm and environment, precision, numbers into and out of its layers, weights."""
+    """Return the policy in a line: algorithm and environment, precision, numbers into and out of its layers,
+    weights."""
     source = policy.provenance
     widths = "-".join(str(op.weight.shape[0]) for op in policy.linear)
     parts = (
@@ -270,7 +287,7 @@ def in_words(policy: Policy) -> str:
 
 
 def shapes(policy: Policy) -> dict[str, Shape]:
-    """Shape of every value, batch axis left out; refuses a graph whose operators do not fit together."""
+    """Return the shape of every value without its batch axis; refuse a graph whose operators do not fit together."""
     shapes_of: dict[str, Shape] = {OBSERVATION: policy.observation_shape}
     if len(policy.ops) > MAX_OPERATORS:
         raise QuarlError(f"the policy has more than {MAX_OPERATORS:,} operators")
@@ -280,16 +297,16 @@ def shapes(policy: Policy) -> dict[str, Shape]:
             kind = type(op).__name__
             raise UnsupportedError(f"operator {op.name!r} is a {kind}, which is not in the operator set")
         if op.name in shapes_of:
-            raise QuarlError(f"two operators are called {op.name!r}")
+            raise QuarlError(f"two operators are named {op.name!r}")
         missing = [name for name in op.inputs if name not in shapes_of]
         if missing:
-            raise QuarlError(f"operator {op.name!r} reads {missing[0]!r}, which nothing before it makes")
+            raise QuarlError(f"operator {op.name!r} reads {missing[0]!r}, which no earlier operator computes")
         shapes_of[op.name] = shape = op.shape([shapes_of[name] for name in op.inputs])
         if 0 in shape:
-            raise QuarlError(f"layer {op.name!r} makes no numbers: a value of shape {shape}")
+            raise QuarlError(f"layer {op.name!r} has an empty result of shape {shape}")
         total += math.prod(shapes_of[op.name]) + op.padded_size(shapes_of[op.inputs[0]])
         if total > MAX_NUMBERS:
-            raise QuarlError(f"up to operator {op.name!r}, one observation makes more than {MAX_NUMBERS:,} numbers")
+            raise QuarlError(f"up to operator {op.name!r}, one observation needs more than {MAX_NUMBERS:,} numbers")
         if isinstance(op, Linear):
             products += math.prod(op.weight.shape) * math.prod(shape[1:])
         if products > MAX_PRODUCTS:
@@ -298,13 +315,13 @@ def shapes(policy: Policy) -> dict[str, Shape]:
 
 
 def macs(policy: Policy) -> dict[str, int]:
-    """By linear operator, products of weights and inputs that one observation takes."""
+    """Return the number of products of weights and inputs for one observation, by linear operator."""
     shape_of = shapes(policy)
     return {op.name: math.prod(op.weight.shape) * math.prod(shape_of[op.name][1:]) for op in policy.linear}
 
 
 def ungridded(policy: QuantizedPolicy) -> str | None:
-    """A value that static mode needs a grid of and that has none."""
+    """Return a value that needs a grid in static mode and has none; None if there is none."""
     if policy.spec.mode != "static":
         return None
     final = final_linear(policy)
@@ -314,7 +331,8 @@ def ungridded(policy: QuantizedPolicy) -> str | None:
 
 
 def final_linear(policy: Policy) -> frozenset[str]:
-    """Names of the linear operators whose value reaches the output without passing another: never quantized."""
+    """Return the names of the linear operators whose value reaches the output without passing another: never
+    quantized."""
     feeds_linear: set[str] = set()
     for op in reversed(policy.ops):
         if isinstance(op, Linear) or op.name in feeds_linear:
@@ -323,14 +341,15 @@ def final_linear(policy: Policy) -> frozenset[str]:
 
 
 def edge_layers(policy: Policy) -> frozenset[str]:
-    """Names of the linear operators that read the observation, or make the output, with no other one between."""
+    """Return the names of the linear operators that read the observation or produce the output, with no other in
+    between."""
     behind = behind_linear(policy)
     first = frozenset(op.name for op in policy.linear if op.inputs[0] not in behind)
     return first | final_linear(policy)
 
 
 def behind_linear(policy: Policy) -> frozenset[str]:
-    """Names of the values that a linear operator makes, or has a part in."""
+    """Return the names of the values that depend on a linear operator."""
     behind: set[str] = set()
     for op in policy.ops:
         if isinstance(op, Linear) or behind.intersection(op.inputs):
@@ -339,7 +358,7 @@ def behind_linear(policy: Policy) -> frozenset[str]:
 
 
 def readers(policy: Policy) -> dict[str, list[Op]]:
-    """The operators that read each value, in order; twice where they do so twice."""
+    """Return the operators that read each value, in order; twice if an operator reads it twice."""
     reading: dict[str, list[Op]] = {}
     for op in policy.ops:
         for name in op.inputs:
@@ -348,13 +367,14 @@ def readers(policy: Policy) -> dict[str, list[Op]]:
 
 
 def check(policy: Policy) -> None:
-    """Refuses a graph that cannot run: shapes, unknown functions, non-finite numbers, an action head that misfits."""
+    """Refuse a graph that cannot run: shapes, unknown functions, non-finite numbers, an action head that does not
+    fit."""
     if not policy.ops:
         raise QuarlError("the policy has no operators")
     shapes_of = shapes(policy)
     read = {policy.output, *readers(policy)}
     if idle := [op.name for op in policy.ops if op.name not in read]:
-        raise QuarlError(f"nothing reads what operator {idle[0]!r} makes; such a graph is refused")
+        raise QuarlError(f"the result of operator {idle[0]!r} is never read; such a graph is refused")
     for op in policy.ops:
         op.check()
     _check_inputs(policy)
@@ -368,21 +388,21 @@ def check(policy: Policy) -> None:
 
 
 def _check_inputs(policy: Policy) -> None:
-    """Refuses inputs that are not the observation's row."""
+    """Refuse inputs that do not match the observation's row."""
     keys, size = [each.key for each in policy.inputs], sum(each.size for each in policy.inputs)
     if keys and (policy.observation_shape, policy.observation_dtype) != ((size,), "float32"):
         raise QuarlError(f"the inputs are {size} numbers, the observation is {policy.observation_shape}")
     if len(set(keys)) < len(keys) or (len(keys) > 1 and "" in keys):
-        raise QuarlError(f"the inputs {', '.join(map(repr, keys))} have not each a name of its own")
+        raise QuarlError(f"the inputs {', '.join(map(repr, keys))} do not have distinct names")
 
 
 def _check_head(head: ActionHead) -> None:
-    """Refuses segments without scores, bounds that no action satisfies, and noise of another number of actions."""
+    """Refuse segments without scores, empty bounds, and noise for another number of actions."""
     if head.segments and (head.kind != "argmax" or min(head.segments) < 1):
-        raise QuarlError(f"the action head's segments {head.segments} are not each of one score or more")
+        raise QuarlError(f"the action head's segments {head.segments} must each have one score or more")
     if not head.is_discrete:
         if head.low.shape != head.high.shape or not (head.low <= head.high).all():
-            raise QuarlError("the action head's bounds are not a lower and an upper one for every action")
+            raise QuarlError("the action head's bounds must be a lower and an upper number for every action")
         if head.kind != "clip" and not np.isfinite([head.low, head.high]).all():
             raise QuarlError("the action head maps tanh to bounds that are infinite")
         if head.log_std is not None and (head.log_std.shape != (head.low.size,) or not np.isfinite(head.log_std).all()):

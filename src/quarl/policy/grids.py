@@ -1,6 +1,6 @@
-"""Where static mode puts grids: which values of a policy are integers at run time, and what shapes each grid.
+"""Grids of static mode: the values of a policy that are integers at run time, and the source of each grid.
 
-One set of rules for calibration and for training, so that what is simulated in training is what engines compute.
+One set of rules serves calibration and training, so that training simulates the arithmetic of the engines.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from quarl.quant.affine import TINY
 from quarl.quant.spec import integer_range
 
 EXACT = 2**24
-"""float32 holds every integer up to here, and their sums, in any order."""
+"""Largest integer up to which float32 holds all integers and their sums exactly, in any order."""
 WIDEST = 16
 KEPT_LEVELS = 256
-"""A wide grid with fewer on either side of 0 is no better than 8 bits."""
+"""Levels on either side of 0 that a wide grid needs to be better than 8 bits."""
 RANGES = {"tanh": (-1.0, 0.0), "sigmoid": (0.0, -1.0)}
 """(low end, zero point in half ranges) of functions with a known range."""
 
 
 @dataclass(frozen=True, slots=True)
 class GridRule:
-    """How the grid of one value comes about.
+    """Rule for the grid of one value.
 
-    observation: what dense layers read of the observation; as many bits as their sums stay exact with.
-    pixels: what layers read of images of bytes; the bytes themselves, whose step is `step`.
-    input: another value that only layers' inputs need integers of.
+    observation: input of dense layers from the observation; as many bits as their sums stay exact with.
+    pixels: input of layers from images of bytes; the bytes themselves, whose step is `step`.
+    input: another value, whose integers only the inputs of layers need.
     layer: the output of a layer, shaped by the `function` that alone reads it, if any.
-    function: what an activation function makes of integers.
-    fixed: the same where the range of `function` is known.
+    function: the result of an activation function of integers.
+    fixed: the same, for a `function` with a known range.
     same: the grid of the value `source`, which has one of its own.
     """
 
@@ -47,9 +47,9 @@ class GridRule:
 
 
 def grid_rules(policy: Policy, skips: Callable[[str], bool] = lambda name: False) -> dict[str, GridRule]:
-    """The rule of every value that has a grid, in the order in which values are made.
+    """Return the rule of every value that has a grid, in the order of the graph.
 
-    skips: tells of layers that compute in float32, by name.
+    skips: returns True for the names of layers that compute in float32.
     """
     final, behind, readers_of = final_linear(policy), behind_linear(policy), readers(policy)
     rules: dict[str, GridRule] = {}
@@ -59,7 +59,7 @@ def grid_rules(policy: Policy, skips: Callable[[str], bool] = lambda name: False
             if source not in rules:
                 rules[source] = _input_rule(policy, source, made_by_layers=source in behind)
             if op.name not in final:
-                # one that others read as well, as a residual connection does, keeps what the function would drop
+                # if others read it as well, like a residual connection, it keeps values that the function would drop
                 reader, *others = readers_of[op.name]
                 function = reader.kind if isinstance(reader, Activation) and not others else ""
                 rules[op.name] = GridRule("layer", function=function)
@@ -71,12 +71,12 @@ def grid_rules(policy: Policy, skips: Callable[[str], bool] = lambda name: False
 
 
 def _keeps_grid(op: Op) -> bool:
-    """Whether the value has the codes that its input has."""
+    """Return whether the value has the same codes as its input."""
     return isinstance(op, Flatten) or (isinstance(op, Activation | Pool2d) and op.kind in ("relu", "max"))
 
 
 def _input_rule(policy: Policy, source: str, *, made_by_layers: bool) -> GridRule:
-    """Of a value that layers read, and that no layer of integers makes."""
+    """Return the rule of a value that layers read and that is not the output of an integer layer."""
     if made_by_layers:
         return GridRule("input")
     if (step := _pixel_step(policy, source)) is not None:
@@ -86,8 +86,11 @@ def _input_rule(policy: Policy, source: str, *, made_by_layers: bool) -> GridRul
 
 
 def trained_rules(policy: Policy, skips: Callable[[str], bool]) -> dict[str, GridRule]:
-    """`grid_rules` as far as training follows them: it quantizes in front of layers and behind them, so that what
-    activation functions make of integers stays as it is where no layer of integers reads it."""
+    """Return the subset of `grid_rules` that training applies.
+
+    Training quantizes in front of layers and behind them. Results of activation functions of integers therefore stay as
+    they are unless an integer layer reads them.
+    """
     rules = grid_rules(policy, skips)
     read = {op.inputs[0] for op in policy.linear if not skips(op.name)}
     for name, rule in reversed(rules.items()):
@@ -102,14 +105,14 @@ def trained_rules(policy: Policy, skips: Callable[[str], bool]) -> dict[str, Gri
 
 
 def origin(rules: Mapping[str, GridRule], name: str) -> str:
-    """The value whose grid `name` lies on: itself, where it has one of its own or none."""
+    """Return the value whose grid `name` shares; `name` itself if it has its own grid or none."""
     return (rules[name].source or name) if name in rules else name
 
 
 def narrowed(policy: QuantizedPolicy) -> str | None:
-    """A value on a grid of fewer than 8 bits, which int8 kernels do not clip to; None where there is none.
+    """Return a value on a grid of fewer than 8 bits, to which int8 kernels do not clip; None if there is none.
 
-    Bytes of images end where their grid does.
+    Bytes of images end at the ends of their grid, so they need no clipping.
     """
     if policy.observation_dtype == "uint8":
         return None
@@ -117,7 +120,7 @@ def narrowed(policy: QuantizedPolicy) -> str | None:
 
 
 def _pixel_step(policy: Policy, name: str) -> float | None:
-    """What one unit of a byte has become in the value `name`; None where it is not just bytes times a number."""
+    """Return the size of one unit of a byte in the value `name`; None unless it is bytes times a number."""
     ops, step = {op.name: op for op in policy.ops}, 1.0
     while name != OBSERVATION:
         op = ops[name]
@@ -130,21 +133,26 @@ def _pixel_step(policy: Policy, name: str) -> float | None:
 
 
 def fixed_grid(function: str, bits: int = 8) -> ActivationGrid:
-    """The grid over the known range of tanh or sigmoid; at 8 bits the one that LiteRT's kernels prescribe."""
+    """Return the grid over the known range of tanh or sigmoid; at 8 bits the one that LiteRT's kernels prescribe."""
     low, zero = RANGES[function]
     half = 2 ** (bits - 1)
     return ActivationGrid(scale=(1.0 - low) / (2 * half), zero_point=int(zero * half), bits=bits)
 
 
 def pixel_grid(step: float, bits: int = 8) -> ActivationGrid:
-    """The grid over bytes 0..255 of which each counts `step`; at 8 bits every byte is a point of it."""
+    """Return the grid over bytes 0..255 with `step` per unit; at 8 bits every byte is a point of it."""
     return ActivationGrid(scale=float(np.float32(step * 255 / (2**bits - 1))), zero_point=-(2 ** (bits - 1)), bits=bits)
 
 
 def wide_bits(policy: Policy, name: str, bits_of: Callable[[str], int]) -> int:
-    """Bits that the integers of a value which dense layers read may have; bits_of: of the weights of a layer, by name.
+    """Return the number of bits that the integers of a value may have if dense layers read it.
 
-    Half of what float32 sums exactly is the products', the other half the bias's.
+    Half of the range in which float32 sums exactly belongs to the products, the other half to the bias.
+
+    Args:
+        policy: The policy.
+        name: Name of the value.
+        bits_of: Bits of the weights of a layer, by name.
     """
     readers_of = (op for op in policy.linear if op.inputs[0] == name)
     products = max(op.weight.shape[1] * integer_range(bits_of(op.name))[1] for op in readers_of)
@@ -152,12 +160,13 @@ def wide_bits(policy: Policy, name: str, bits_of: Callable[[str], int]) -> int:
 
 
 def wide_grid(extent: float, bits: int) -> ActivationGrid | None:
-    """The grid of an observation that reaches `extent`, with a factor of two in hand; None where 8 bits do as well.
+    """Return the grid of an observation that reaches `extent`, with a margin of a factor of two; None if 8 bits do as
+    well.
 
-    Its calibrated range is many times what decides near rest, and a static int8 grid leaves dead zones there. A dense
-    layer over few features can take more bits at no loss of exactness: while K products and the bias stay below
-    2**24, float32 kernels compute the integer sum without rounding. The scale is a power of two, so that engines may
-    merge it with the multiplication before it.
+    The calibrated range is many times larger than the differences that matter near rest, and a static int8 grid leaves
+    dead zones there. A dense layer over few features can take more bits without loss of exactness. While K products and
+    the bias stay below 2**24, float32 kernels compute the integer sum without rounding. The scale is a power of two, so
+    engines may merge it with the preceding multiplication.
     """
     if bits <= 8 or not 0 < extent < np.inf:
         return None
@@ -166,11 +175,17 @@ def wide_grid(extent: float, bits: int) -> ActivationGrid | None:
 
 
 def least_scales(op: Linear, grid: ActivationGrid, bits: int) -> Array:
-    """float64 [out]: the scales of a layer's weights with which its bias leaves room in the integer sums.
+    """Return lower bounds for the scales of a layer's weights, float64 [out], so that its bias fits into the integer
+    sums.
 
-    A bias counts in steps of both scales, that of the inputs' `grid` and that of its row's weights. Beside tiny weights
-    it would take more than its half of what float32 sums exactly; half of that half is kept for bias correction. No
-    kernel sums weights of more than 8 `bits`: their bias may take as many bits more.
+    A bias counts in steps of both scales, that of the inputs' `grid` and that of its row's weights. With tiny weights
+    it would take more than its half of the range in which float32 sums exactly; half of that half is reserved for bias
+    correction. No kernel sums weights of more than 8 `bits`, so their bias may take correspondingly more bits.
+
+    Args:
+        op: The layer.
+        grid: Grid of its input.
+        bits: Width of its weights.
     """
     steps: Array = np.abs(op.bias.astype(np.float64)) / (EXACT / 4 * 2.0 ** max(bits - 8, 0))
     return steps / grid.scale

@@ -1,4 +1,4 @@
-"""How the row of numbers that a network reads divides into what an environment shows, which need not be one array."""
+"""Division of the row of numbers that a network reads into the parts of an environment's observation."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A space of observations, in the row as `gymnasium.spaces.utils.flatten` has it: discrete numbers are one-hot."""
+    """A space of observations, laid out in the row like `gymnasium.spaces.utils.flatten`: discrete numbers are
+    one-hot."""
 
     key: str
-    """Of a Dict; empty where the space is the whole observation."""
+    """Key in a Dict; "" if the space is the whole observation."""
     kind: Kind
     shape: tuple[int, ...]
-    """Of one observation: () of Discrete, an image with its channels first."""
+    """Shape of one observation: () for Discrete, channels first for an image."""
     values: tuple[int, ...] = ()
-    """How many values each number has, of Discrete and MultiDiscrete."""
+    """Number of values of each number of Discrete and MultiDiscrete."""
 
     def __post_init__(self) -> None:
         discrete = self.kind in ("Discrete", "MultiDiscrete")
@@ -35,7 +36,7 @@ class Input:
 
     @property
     def size(self) -> int:
-        """Numbers in the row."""
+        """Return the number of numbers in the row."""
         return sum(self.values) or math.prod(self.shape)
 
     def __str__(self) -> str:
@@ -43,9 +44,9 @@ class Input:
         return f"{self.key or 'observation'} ({self.kind} {self.shape}{counts})"
 
     def rows(self, given: Array) -> tuple[Array, bool]:
-        """Real numbers [B, size] of observations [B, *shape], and whether one was given alone, without the B.
+        """Return real numbers [B, size] of observations [B, *shape], and whether a single one was given, without the B.
 
-        QuarlError for another shape, and for numbers that the space has not.
+        Raises QuarlError for another shape, and for numbers outside the space.
         """
         if has_channels_last(given.shape[-3:], self.shape):
             given = np.moveaxis(given, -1, -3)
@@ -68,7 +69,7 @@ class Input:
 
 
 def flatten(inputs: Sequence[Input], observation: Mapping[str, Array] | Array) -> tuple[Array, bool]:
-    """float32 rows [B, n] of one observation or of B, and whether it was one alone, without the B.
+    """Return float32 rows [B, n] of one observation or of B, and whether it was a single one, without the B.
 
     observation: an array by key, or the array of an input without a key.
     """
@@ -80,22 +81,22 @@ def flatten(inputs: Sequence[Input], observation: Mapping[str, Array] | Array) -
         raise QuarlError(f"the observation {what}; the policy expects {expected}")
     parts, singles = zip(*(each.rows(observation[each.key]) for each in inputs), strict=True)
     if len({(len(part), single) for part, single in zip(parts, singles, strict=True)}) > 1:
-        raise QuarlError(f"the observation's parts are not as many of each; the policy expects {expected}")
+        raise QuarlError(f"the observation's parts differ in number; the policy expects {expected}")
     with np.errstate(over="ignore"):
         return np.concatenate(parts, axis=1, dtype=np.float32, casting="unsafe"), singles[0]
 
 
 def places(inputs: Sequence[Input]) -> dict[str, int]:
-    """By key: where in the row each begins."""
+    """Return the index in the row at which each input begins, by key."""
     starts = np.cumsum([0, *(each.size for each in inputs)])
     return {each.key: int(start) for each, start in zip(inputs, starts, strict=False)}
 
 
 def layout(inputs: Sequence[Input]) -> str:
-    """Where in the row each lies, in words."""
+    """Return a text that lists the inputs and their places in the row."""
     return ", ".join(f"{each} from {start}" for each, start in zip(inputs, places(inputs).values(), strict=True))
 
 
 def has_channels_last(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Whether images of `shape` are those of `wanted` [C, H, W] in the other order of axes."""
+    """Return whether images of `shape` are those of `wanted` [C, H, W] in the other order of axes."""
     return len(shape) == 3 and shape != wanted == (shape[2], *shape[:2])

@@ -1,4 +1,5 @@
-"""Weights of one layer with their name: what a policy's linear operators and files of other formats both give."""
+"""Weights of one layer with their name: the common form of a policy's linear operators and of files in other
+formats."""
 
 from __future__ import annotations
 
@@ -11,17 +12,17 @@ from quarl.policy.operators import Weight
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LayerWeights:
-    """A weight with its outputs along axis 0, wherever it comes from."""
+    """A weight with its outputs along axis 0, from any source."""
 
     name: str
     operator: str
-    """Dense, Conv2d, LSTM, ..."""
+    """Kind of the layer: Dense, Conv2d, LSTM, ..."""
     weight: Weight
-    """[out, in], [out, in, kh, kw], ...; float32 where a file of another format holds it."""
+    """[out, in], [out, in, kh, kw], ...; float32 for files of other formats."""
     bias: Array | None = None
-    """[out]; None where the layer has none."""
+    """[out]; None if the layer has none."""
 
 
 def of_policy(policy: Policy) -> tuple[LayerWeights, ...]:
-    """The layers of a policy, in order."""
+    """Return the layers of a policy, in order."""
     return tuple(LayerWeights(op.name, type(op).__name__, op.weight, op.bias) for op in policy.linear)

@@ -1,7 +1,8 @@
-"""The closed set of operators that a policy is made of, and the weights they carry.
+"""The closed set of operators in a policy, and the weights they carry.
 
-An operator is named after the value that it makes. Shapes never name the batch axis: every value is [B, *shape]. Its
-fields say all that it is made of, and the artifact stores them by their types: "Weight" may be codes, "Array" is float.
+An operator has the name of the value that it computes. Shapes leave out the batch axis: every value is [B, *shape]. Its
+fields are its complete description, and the artifact stores them by their types: "Weight" may be codes, "Array" is
+float.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ Shape = tuple[int, ...]
 OBSERVATION = "observation"
 ACTIVATIONS = ("relu", "tanh", "sigmoid", "elu", "leaky_relu", *FORMULAS)
 LEAKY_SLOPE = 0.01
-"""torch's default negative slope; with another one, a leaky_relu is a prelu."""
+"""torch's default negative slope; a leaky_relu with another slope is a prelu."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class QuantizedTensor:
-    """Integer codes of a weight and the grid they live on; channels are axis 0."""
+    """Integer codes of a weight and their grid; channels are axis 0."""
 
     codes: Array
-    """int8, int16, int32 or int64: the smallest that holds every code; same shape as the weight."""
+    """int8, int16, int32 or int64, the smallest type that holds every code; same shape as the weight."""
     scale: Array
     """float32 [channels]; a per-tensor scale is repeated."""
     zero_point: Array
     """int32 [channels]; all 0 for symmetric weights."""
     bits: int
     mid_rise: bool = False
-    """Whether all codes are odd, of half a step each, so that `bits` bits hold them: the grid has no level at 0."""
+    """All codes are odd, of half a step each, so that `bits` bits hold them: the grid has no level at 0."""
 
     @property
     def shape(self) -> Shape:
@@ -48,15 +49,15 @@ class QuantizedTensor:
 
     @property
     def reach(self) -> Array:
-        """float32 [channels]: what no weight is beyond; infinite where one could be."""
+        """Return a bound of the weights' absolute values, float32 [channels]; infinite if a weight could overflow."""
         with np.errstate(over="ignore"):
             return self.scale.astype(np.float32) * np.float32(2.0 ** (8 * self.codes.itemsize))
 
     def dequantize(self) -> Array:
-        """float32 weights, same shape: (codes - zero_point) * scale."""
+        """Return float32 weights of the same shape: (codes - zero_point) * scale."""
         along = (-1,) + (1,) * (self.codes.ndim - 1)
-        centred = self.codes.astype(np.float32) - self.zero_point.astype(np.float32).reshape(along)
-        return centred * self.scale.reshape(along)
+        centered = self.codes.astype(np.float32) - self.zero_point.astype(np.float32).reshape(along)
+        return centered * self.scale.reshape(along)
 
 
 Weight = Array | QuantizedTensor
@@ -64,26 +65,26 @@ Weight = Array | QuantizedTensor
 
 
 def as_float32(weight: Weight) -> Array:
-    """The weight's real values, float32."""
+    """Return the weight's real values, float32."""
     return weight.dequantize() if isinstance(weight, QuantizedTensor) else weight.astype(np.float32, copy=False)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Op:
-    """Makes the value `name` from the values `inputs`."""
+    """An operator that computes the value `name` from the values `inputs`."""
 
     name: str
     inputs: tuple[str, ...]
     num_inputs: ClassVar[int | None] = 1
-    """None: one or more."""
+    """Number of inputs; None means one or more."""
 
     @property
     def arrays(self) -> dict[str, Weight]:
-        """What the operator carries, by field."""
+        """Return the arrays of the operator by field."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.type in ("Array", "Weight")}
 
     def shape(self, inputs: list[Shape]) -> Shape:
-        """Shape of the value that it makes of values of these shapes; refuses inputs that do not fit."""
+        """Return the shape of the result for inputs of these shapes; refuse inputs that do not fit."""
         try:
             if len(inputs) != (self.num_inputs or max(len(inputs), 1)):
                 raise _MisfitError(f"from {self.num_inputs or 0} operators")
@@ -95,11 +96,11 @@ class Op:
             ) from None
 
     def padded_size(self, first: Shape) -> int:
-        """Numbers of the first input with the margin that a convolution puts around it."""
+        """Return the number of elements of the first input, including the margin of a convolution."""
         return math.prod(first)
 
     def check(self) -> None:
-        """Refuses settings that no engine can run with, and numbers that are not finite."""
+        """Refuse settings that no engine can run, and numbers that are not finite."""
         for what, array in self._reals():
             if not np.isfinite(array).all():
                 raise QuarlError(f"{what} of layer {self.name!r} holds NaN or infinity; the policy cannot be used")
@@ -108,27 +109,27 @@ class Op:
         return first
 
     def _reals(self) -> list[tuple[str, Array]]:
-        """(what it is, float array) of every array whose numbers must be finite."""
+        """Return (description, float array) of every array whose numbers must be finite."""
         arrays = self.arrays.items()
         return [(f"the {name}", a.reach if isinstance(a, QuantizedTensor) else a) for name, a in arrays]
 
 
 class _MisfitError(Exception):
-    """Carries what an operator expects of its inputs."""
+    """Inputs that do not fit; the argument describes the expected ones."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Linear(Op):
-    """The operators whose weights are quantized; bias float32 [out], never."""
+    """Operators whose weights are quantized; the bias, float32 [out], never is."""
 
     weight: Weight
     bias: Array
 
     def check(self) -> None:
-        """As of any operator; and the bias is one number for each output."""
+        """Check as for any operator, and that the bias has one number for each output."""
         if self.bias.shape != self.weight.shape[:1]:
             raise QuarlError(f"bias of layer {self.name!r} is {self.bias.shape}, its weight {self.weight.shape}")
-        Op.check(self)  # super() knows the class as it was before it got slots
+        Op.check(self)  # super() refers to the class before slots were added
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -149,7 +150,7 @@ class Conv2d(Linear):
     padding: tuple[int, int] = (0, 0)
 
     def padded_size(self, first: Shape) -> int:
-        """Numbers of the image with its margin."""
+        """Return the number of elements of the image with its margin."""
         return first[0] * math.prod(n + 2 * p for n, p in zip(first[1:], self.padding, strict=True))
 
     def _shape(self, first: Shape, *others: Shape) -> Shape:
@@ -161,7 +162,14 @@ class Conv2d(Linear):
 
 
 def windows(first: Shape, kernel: Shape, stride: Shape, padding: Shape) -> tuple[int, ...]:
-    """(rows, columns) of the windows of an image [C, H, W]."""
+    """Return (rows, columns) of the windows of an image [C, H, W].
+
+    Args:
+        first: Shape of the image.
+        kernel: Size of the kernel, (rows, columns).
+        stride: Step of the window, (rows, columns).
+        padding: Margin of zeros, (rows, columns).
+    """
     axes = zip(first[1:], kernel, stride, padding, strict=True)
     size = tuple((n + 2 * p - k) // s + 1 for n, k, s, p in axes)
     if min(size) < 1:
@@ -175,10 +183,10 @@ class Activation(Op):
 
     kind: str
     settings: tuple[float, ...] = ()
-    """The numbers that its formula takes, as SETTINGS names them."""
+    """Numbers that the formula takes, named in SETTINGS."""
 
     def check(self) -> None:
-        """Refuses other functions, and settings that are not the function's."""
+        """Refuse unknown functions, and settings that the function does not take."""
         if self.kind not in ACTIVATIONS:
             raise UnsupportedError(f"activation {self.kind!r} of {self.name!r} is not one of {', '.join(ACTIVATIONS)}")
         names = SETTINGS.get(self.kind, ())
@@ -191,7 +199,7 @@ class Activation(Op):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Softmax(Op):
-    """exp(x) / sum(exp(x)) over each `size` numbers of [B, n] that lie side by side."""
+    """exp(x) / sum(exp(x)) over each `size` consecutive numbers of [B, n]."""
 
     size: int
 
@@ -203,7 +211,7 @@ class Softmax(Op):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pool2d(Op):
-    """The largest number, or the average, of each window of [C, H, W] values; zeros around it count in averages."""
+    """Maximum or average of each window of [C, H, W] values; padded zeros count in averages."""
 
     kind: str
     kernel: tuple[int, int]
@@ -211,12 +219,12 @@ class Pool2d(Op):
     padding: tuple[int, int] = (0, 0)
 
     def padded_size(self, first: Shape) -> int:
-        """Numbers of the image with its margin, as often as windows read them."""
+        """Return the number of elements of the image with its margin, times the number of windows that read each."""
         size = (n + 2 * p for n, p in zip(first[1:], self.padding, strict=True))
         return first[0] * math.prod(size) * math.prod(self.kernel)
 
     def check(self) -> None:
-        """Refuses other kinds."""
+        """Refuse other kinds."""
         if self.kind not in ("max", "average"):
             raise UnsupportedError(f"pooling {self.kind!r} of {self.name!r} is not one of max, average")
 
@@ -240,7 +248,7 @@ class LayerNorm(Op):
     epsilon: float
 
     def check(self) -> None:
-        """As of any operator; and epsilon keeps deviations above 0."""
+        """Check as for any operator, and that epsilon keeps deviations above 0."""
         _check_epsilon(self.name, self.epsilon)
         Op.check(self)
 
@@ -252,7 +260,7 @@ class LayerNorm(Op):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Normalize(Op):
-    """clip((x - mean) / sqrt(variance + epsilon), -clip, clip): VecNormalize and its kin, always in float32.
+    """clip((x - mean) / sqrt(variance + epsilon), -clip, clip): VecNormalize and similar, always in float32.
 
     mean, variance: float64, the observation's shape.
     """
@@ -264,7 +272,7 @@ class Normalize(Op):
 
     @property
     def mean_parts(self) -> tuple[Array, Array]:
-        """The mean as a float32 number and the float32 rest that it leaves out.
+        """Return the mean as a float32 number, and the float32 rest that rounding leaves out.
 
         One float32 number is not enough: a mean of many standard deviations, rounded, moves every normalized value.
         """
@@ -273,20 +281,21 @@ class Normalize(Op):
 
     @property
     def inverse_std(self) -> Array:
-        """float32: 1 / sqrt(variance + epsilon)."""
+        """Return 1 / sqrt(variance + epsilon), float32."""
         return (1.0 / np.sqrt(self.variance + self.epsilon)).astype(np.float32)
 
     def __call__(self, x: Array) -> Array:
-        """The normalized float32 value of x [B, *shape]; every engine follows this order of float32 operations."""
+        """Return the normalized float32 value of x [B, *shape]; every engine follows this order of float32
+        operations."""
         mean, rest = self.mean_parts
         scaled: Array = (x - mean - rest) * self.inverse_std
         return scaled.clip(np.float32(-self.clip), np.float32(self.clip))
 
     def check(self) -> None:
-        """As of any operator; epsilon keeps deviations above 0, and the clip leaves something."""
+        """Check as for any operator; epsilon must keep deviations above 0, and the clip must leave a range."""
         _check_epsilon(self.name, self.epsilon)
         if not (0 < self.clip < 3e38 or self.clip == math.inf):
-            raise QuarlError(f"layer {self.name!r} clips at {self.clip:g}, which leaves nothing")
+            raise QuarlError(f"layer {self.name!r} clips at {self.clip:g}, which leaves no range")
         Op.check(self)
 
     def _shape(self, first: Shape, *others: Shape) -> Shape:
@@ -295,19 +304,19 @@ class Normalize(Op):
         return first
 
     def _reals(self) -> list[tuple[str, Array]]:
-        with np.errstate(all="ignore"):  # in float32, as engines have them
+        with np.errstate(all="ignore"):  # float32, like in engines
             mean, inverse_std = self.mean.astype(np.float32), self.inverse_std
         return [("the mean", mean), ("the variance", self.variance), ("the inverse deviation", inverse_std)]
 
 
 def _check_epsilon(layer: str, epsilon: float) -> None:
     if not 0 <= epsilon < 3e38:  # float32's
-        raise QuarlError(f"layer {layer!r} has epsilon {epsilon:g}, which is no small positive number")
+        raise QuarlError(f"layer {layer!r} has epsilon {epsilon:g}, which is not a small positive number")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Scale(Op):
-    """x * factor in float32: x / 255 of images, or one factor per feature to equalise observations."""
+    """x * factor in float32: x / 255 for images, or one factor per feature to equalize observations."""
 
     factor: Array
     """float32, a scalar [] or the value's own shape."""
@@ -341,7 +350,7 @@ class Slice(Op):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Concat(Op):
-    """Inputs side by side along the last axis."""
+    """Inputs joined along the last axis."""
 
     num_inputs: ClassVar[int | None] = None
 
@@ -368,13 +377,16 @@ OPERATORS: Mapping[str, type[Op]] = {
     kind.__name__: kind
     for kind in (Dense, Conv2d, Pool2d, Activation, Softmax, LayerNorm, Normalize, Scale, Flatten, Slice, Concat, Add)
 }
-"""All there are, by name; readers refuse what is not among them, and every engine has a rule for each."""
+"""All operators by name; readers refuse any other, and every engine has a rule for each."""
 
 
 def mlp(layers: list[tuple[str, Array, Array]], activation: str, source: str = OBSERVATION) -> list[Op]:
-    """Dense operators with `activation` between them (none after the last).
+    """Return dense operators with `activation` between them (none after the last).
 
-    layers: (name, weight [out, in], bias [out]) in order; the first reads the value `source`.
+    Args:
+        layers: (name, weight [out, in], bias [out]) in order.
+        activation: Kind of the activation.
+        source: Name of the value that the first layer reads.
     """
     ops: list[Op] = []
     for index, (name, weight, bias) in enumerate(layers):

@@ -1,4 +1,4 @@
-"""Rewrites that leave a policy's actions as they are and make it easier to quantize."""
+"""Rewrites that keep a policy's actions and make it easier to quantize."""
 
 from __future__ import annotations
 
@@ -13,31 +13,34 @@ from quarl.policy.graph import Policy, behind_linear, readers
 from quarl.policy.operators import Activation, Dense, Flatten, Linear, Normalize, Op, Scale, as_float32
 
 HOMOGENEOUS = ("relu", "leaky_relu", "prelu")
-"""f(s x) = s f(x) for s > 0: what lets a channel's scale pass through."""
+"""Functions with f(s x) = s f(x) for s > 0, through which the scale of a channel can pass."""
 NEGLIGIBLE = 2.0**-10
-"""Of the largest channel: a quarter of an int8 step of it. A channel that in calibration stayed below, both itself and
-in what it adds to the layer, as the position of an axis that never moved or a contact that never happened, may say
-more later: with a factor made for noise it would outgrow all others and take the range for itself."""
+"""Share of the largest channel below which a channel is ignored, a quarter of an int8 step.
+
+Some channels stay below it in calibration, both themselves and in their contribution to the layer: the position of an
+axis that never moved, or a contact that never happened. They may carry more later. With a factor fitted to noise such a
+channel would outgrow all others and take the range for itself.
+"""
 
 
 def center_scores(policy: Policy) -> Policy:
-    """The policy with the mean taken out of its discrete scores, output by output.
+    """Return the policy with the mean over its discrete scores subtracted from each score.
 
-    Neither an argmax nor a softmax sees what is added to all scores alike, but a quantizer does: action values share
-    a large common part, and the small differences that decide would be rounded on its grid.
+    Neither an argmax nor a softmax depends on a number added to all scores, but a quantizer does. Action values share a
+    large common part, and the small differences that decide would be rounded on its grid.
     """
     last = scores(policy)
     return policy if last is None else replace(policy, ops=(*policy.ops[:-1], centred(last)))
 
 
 def scores(policy: Policy) -> Dense | None:
-    """The last layer where an argmax over its outputs chooses the action."""
+    """Return the last layer if an argmax over its outputs chooses the action; otherwise None."""
     last = policy.ops[-1]
     return last if policy.head.kind == "argmax" and isinstance(last, Dense) else None
 
 
 def centred(op: Dense) -> Dense:
-    """The layer with the mean over its outputs taken out of each of them."""
+    """Return the layer with the mean over its outputs subtracted from each."""
     weight, bias = as_float32(op.weight), op.bias
     mean = weight.mean(axis=0, keepdims=True, dtype=np.float64)
     return replace(op, weight=weight - mean.astype(np.float32), bias=bias - bias.mean())
@@ -45,36 +48,45 @@ def centred(op: Dense) -> Dense:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Balance:
-    """Factors for the channels of one value that layers read: divided here, multiplied into what reads them."""
+    """Factors for the channels of one value that layers read: divided here, multiplied into its readers."""
 
     source: str
     scale: Array
     """float64 [C], 1 on average."""
     chain: str | None
-    """The layer whose rows take the division; None: an operator of its own does it."""
+    """Layer whose rows are divided; None if an operator of its own divides."""
     consumers: tuple[str, ...]
-    """The layers whose columns take the multiplication."""
+    """Layers whose columns are multiplied."""
 
     @property
     def inserted(self) -> Scale:
-        """The operator that divides where no layer can."""
+        """Return the operator that divides if no layer can."""
         return Scale(f"{self.source}.equalized", (self.source,), (1 / self.scale).astype(np.float32))
 
 
 def equalize(policy: Policy, values: Mapping[str, Array], alpha: float) -> Policy:
-    """The policy with the channels of its layers' inputs brought to similar extents.
+    """Return the policy with the channels of its layers' inputs brought to similar extents.
 
-    Channel j of a layer's input is divided by s_j = max|x_j|**alpha / max|w_j|**(1 - alpha) and its weights are
-    multiplied by it (Xiao et al. 2023, equation 4). Behind a ReLU the division costs nothing, it goes into the layer
-    before (Nagel et al. 2019, section 4.1); at the observation it is one float32 multiplication.
+    Channel j of a layer's input is divided by s_j = max|x_j|**alpha / max|w_j|**(1 - alpha), and its weights are
+    multiplied by it (Xiao et al. 2023, equation 4). Behind a ReLU the division is free, because it goes into the
+    preceding layer (Nagel et al. 2019, section 4.1). At the observation it costs one float32 multiplication.
 
-    values: every value of the policy on calibration observations.
+    Args:
+        policy: The policy.
+        values: All values of the policy on calibration observations.
+        alpha: Exponent of the extents.
     """
     return equalized(policy, balances(policy, values, alpha))
 
 
 def balances(policy: Policy, values: Mapping[str, Array], alpha: float) -> list[Balance]:
-    """The factors of `equalize`, in the order of the graph. Whatever the weights become, they keep the actions."""
+    """Return the factors of `equalize`, in the order of the graph. They keep the actions whatever the weights become.
+
+    Args:
+        policy: The policy.
+        values: All values of the policy on calibration observations.
+        alpha: Exponent of the extents.
+    """
     balanced = []
     for source, chain, consumers in readings(policy):
         values_of = np.abs(values[source]).max(axis=0)
@@ -88,9 +100,9 @@ def balances(policy: Policy, values: Mapping[str, Array], alpha: float) -> list[
 
 
 def readings(policy: Policy) -> Iterator[tuple[str, Linear | None, list[Linear]]]:
-    """Each value whose channels can be balanced, the layer that can divide them, and all layers that read them.
+    """Yield each value whose channels can be balanced, the layer that can divide them, and all layers that read them.
 
-    None stands for an operator of its own, at the observation.
+    At the observation an operator of its own divides, so the layer is missing (None).
     """
     readers_of, behind = readers(policy), behind_linear(policy)
     ops = {op.name: op for op in policy.ops}
@@ -104,9 +116,12 @@ def readings(policy: Policy) -> Iterator[tuple[str, Linear | None, list[Linear]]
 
 
 def factors(extent: Array, weight: Array, alpha: float) -> Array:
-    """s [C] of channels that reach `extent` [C] and are read with weights of up to `weight` [C].
+    """Return the factors s [C] of channels; 1 on average, and for channels that are silent or unread.
 
-    1 on average, and for channels that are silent or unread.
+    Args:
+        extent: Largest absolute value of each channel, [C].
+        weight: Largest absolute weight that reads each channel, [C].
+        alpha: Exponent of the extents.
     """
     extent, weight = extent.astype(np.float64), weight.astype(np.float64)
     alive = (extent > 0) & (weight > 0)
@@ -123,7 +138,7 @@ def _negligible(values: Array) -> Array:
 
 
 def equalized(policy: Policy, balanced: Iterable[Balance]) -> Policy:
-    """The policy with these factors in its weights."""
+    """Return the policy with these factors in its weights."""
     ops: dict[str, Any] = {op.name: op for op in policy.ops}
     inserted: dict[str, Op] = {}
     for balance in balanced:
@@ -141,11 +156,11 @@ def equalized(policy: Policy, balanced: Iterable[Balance]) -> Policy:
 
 
 def pin_saturated(policy: Policy, values: Mapping[str, Array]) -> Policy:
-    """The policy with every tanh that saturates at both ends, in front of a layer, pinned to exactly -1 and 1 there.
+    """Return the policy with saturated tanh values in front of layers pinned to exactly -1 and 1.
 
-    The range of such a row is [-1, 1], and on its grid -1 lies half way between two codes: one unit in the last
-    place, in which no two implementations of tanh agree, would move the whole row by a code. The values are
-    stretched by 2**-14 and clipped, far less than an int8 step.
+    Only a tanh that saturates at both ends is pinned. The range of such a row is [-1, 1], and on its grid -1 is halfway
+    between two codes. One unit in the last place, in which no two implementations of tanh agree, would move the whole
+    row by a code. The values are stretched by 2**-14, far less than an int8 step, and clipped.
     """
     ops: list[Op] = []
     renamed: dict[str, str] = {}
@@ -163,7 +178,7 @@ def pin_saturated(policy: Policy, values: Mapping[str, Array]) -> Policy:
 
 
 def _producer(ops: Mapping[str, Op], readers_of: Mapping[str, list[Op]], name: str) -> Linear | None:
-    """The layer whose channels the value `name` carries through homogeneous functions that nobody else reads."""
+    """Return the layer whose channels reach `name` through homogeneous functions with no other reader."""
     passed_activation = False
     while name in ops:
         op = ops[name]
@@ -180,19 +195,20 @@ def _producer(ops: Mapping[str, Op], readers_of: Mapping[str, list[Op]], name: s
 
 
 def _columns_times(op: Linear, scale: Array) -> Array:
-    """The weight with input channel j multiplied by scale[j]."""
+    """Return the weight with input channel j multiplied by scale[j]."""
     weight = as_float32(op.weight)
     product: Array = weight * columns(op, scale).reshape(1, -1, *(1,) * (weight.ndim - 2))
     return product.astype(np.float32)
 
 
 def columns(op: Linear, scale: Array) -> Array:
-    """The factor of each of a layer's input channels; a flattened image repeats that of each of its own."""
+    """Return the factor of each input channel of a layer; a flattened image repeats the factor of each of its
+    channels."""
     return np.repeat(scale, op.weight.shape[1] // len(scale))
 
 
 def in_order(policy: Policy, ops: Mapping[str, Op], inserted: Mapping[str, Op]) -> Iterable[Op]:
-    """`ops` in the order of the policy's, each of `inserted` right after the value that it is keyed by."""
+    """Yield `ops` in the order of the policy's, and each of `inserted` right after the value of its key."""
     waiting = dict(inserted)
     values = {policy.ops[0].inputs[0]}
     for op in policy.ops:

@@ -1,6 +1,6 @@
-"""What quantization-aware training saves of a network, and the integers that it stands for.
+"""Data that quantization-aware training saves of a network, and its conversion to integers.
 
-Plain data: the plan of each network is kept in the policy's arguments, its ranges among the parameters.
+It is plain data: the plan of each network is in the policy's arguments, its ranges are among the parameters.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from quarl.quant.affine import choose_qparams
 from quarl.quant.spec import LARGEST, SMALLEST, QatSpec, QuantSpec
 
 KEY = "qat"
-"""The argument of a policy class that holds the spec and the plans, and so the entry of a model's `policy_kwargs`."""
+"""Argument of a policy class that holds the spec and the plans; also the key in a model's `policy_kwargs`."""
 TRAINED_RANGES = "qat_ranges"
-"""The part of a network that quantization-aware training adds, and of the names of its parameters."""
+"""Module that quantization-aware training adds to a network, and part of the names of its parameters."""
 ACTING = ("q_net", "actor", "")
-"""Names of the networks that choose actions: of off-policy algorithms, and of on-policy ones the whole policy."""
+"""Names of the networks that choose actions: of off-policy algorithms, and "" for the whole policy of on-policy
+ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +37,16 @@ class Site:
 
     bits: int
     row: int = -1
-    """Of the table of ranges; -1 where the grid is fixed."""
+    """Row in the table of ranges; -1 for a fixed grid."""
     scale: float = 1.0
-    """Of a fixed grid, as the next one."""
+    """Scale of a fixed grid; the next field is its zero point."""
     zero_point: int = 0
     wide: bool = False
-    """A grid of more than 8 bits over an observation: see policy.grids.wide_grid."""
+    """The grid has more than 8 bits and covers an observation: see policy.grids.wide_grid."""
     relu: bool = False
-    """What is below 0 does not count: a ReLU drops it."""
+    """Values below 0 do not count, because a ReLU drops them."""
     observes: bool = True
-    """False where another site of the same row has seen the value already."""
+    """False if another site of the same row has already seen the value."""
 
     @property
     def fixed(self) -> ActivationGrid:
@@ -58,16 +59,16 @@ class LayerPlan:
     """One layer: the bits of its weight, and its quantizers of activations."""
 
     path: str
-    """From the network that the plan is of."""
+    """Path of the layer inside its network."""
     bits: int
     before: Site | None = None
     behind: Site | None = None
     source: Site | None = None
-    """Whose grid the layer's input lies on, whoever put it there."""
+    """Site whose grid the layer's input has, even if another layer set it."""
     feeds: tuple[str, ...] = ()
-    """Paths of the layers that read this one's output behind a ReLU, where nobody else does: see qat.balance."""
+    """Paths of the layers that read this one's output behind a ReLU, if there are no other readers: see qat.balance."""
     scores: bool = False
-    """Whether an argmax over its outputs chooses the action: see fake_quantization.common_part."""
+    """An argmax over its outputs chooses the action: see fake_quantization.common_part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,7 @@ class NetworkPlan:
 
     @property
     def site_of_row(self) -> dict[int, Site]:
-        """Return the quantizer that each row of the table of ranges shapes."""
+        """Return the quantizer of each row in the table of ranges."""
         sites = [site for layer in self.layers for site in (layer.before, layer.behind) if site is not None]
         return {site.row: site for site in sites if site.row >= 0}
 
@@ -89,7 +90,7 @@ class NetworkPlan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> NetworkPlan:
-        """Read what `to_json` made; QuarlError for anything else."""
+        """Return the plan that `to_json` wrote; raise QuarlError for anything else."""
         try:
             layers = tuple(
                 LayerPlan(
@@ -106,22 +107,22 @@ class NetworkPlan:
             )
             return cls(layers=layers, rows=int(data["rows"]))
         except (KeyError, TypeError) as error:
-            raise QuarlError(f"the checkpoint's plan of quantisation-aware training is malformed: {error}") from None
+            raise QuarlError(f"the checkpoint's plan of quantization-aware training is malformed: {error}") from None
 
 
 def is_prepared(state: Iterable[str]) -> bool:
-    """Return whether parameters of these names are of a network that is prepared for quantization-aware training."""
+    """Return whether parameters of these names belong to a network prepared for quantization-aware training."""
     return any(TRAINED_RANGES in name.split(".") for name in state)
 
 
 def as_trained(policy: Policy, qat: Any, state: Mapping[str, Array], name: str) -> Policy:
-    """Return the policy in the integers it was trained for; as it is if quantization does not act in it yet.
+    """Return the policy in the integers it was trained for, or unchanged if quantization is not yet active in it.
 
     Args:
-        policy: The float policy that the parameters make; its layers have their names.
+        policy: The float policy with these parameters; its layers have their names.
         qat: The entry `KEY` of the policy's arguments: {"spec": ..., "networks": {name: plan}}.
         state: The parameters by name, ranges included.
-        name: Of the model, for the line on stderr that tells how it is read.
+        name: Name of the model in the note on stderr.
 
     Raises:
         QuarlError: The plan is missing or malformed, or training has not seen a value whose range is needed.
@@ -139,7 +140,7 @@ def as_trained(policy: Policy, qat: Any, state: Mapping[str, Array], name: str) 
         if not all(op.name in layers or spec.skips(op.name) for op in policy.linear) or not all(
             site.bits in range(SMALLEST, LARGEST + 1) for site in plan.site_of_row.values()
         ):
-            raise ValueError("bits of no grid, or a layer without a plan")
+            raise ValueError("invalid bits, or a layer without a plan")
         grids = row_grids(plan.site_of_row, ranges.reshape(plan.rows, 2).tolist())
         integers = on_grids(
             policy,
@@ -163,13 +164,13 @@ def trained_grids(
     layers: Mapping[str, LayerPlan],
     grid_of: Callable[[Site], ActivationGrid | None],
 ) -> dict[str, ActivationGrid]:
-    """Return the grids in force of the policy's values; QuarlError for a value that training has not seen.
+    """Return the current grids of the policy's values; raise QuarlError for a value that training has not seen.
 
     Args:
         policy: The float policy.
-        spec: What it is trained for.
-        layers: The plans of its layers by name, without those that stay float.
-        grid_of: Gives the grid of a site; None if training has seen nothing there.
+        spec: Precision of the training.
+        layers: Plans of its layers by name, without those that stay float.
+        grid_of: Returns the grid of a site; None if training has seen nothing there.
     """
     rules = trained_rules(policy, spec.skips) if spec.activation_bits is not None else {}
     sites: dict[str, Site | None] = {}
@@ -182,7 +183,7 @@ def trained_grids(
         site = sites[origin(rules, name)]
         grid = None if site is None else grid_of(site)
         if grid is None:
-            raise QuarlError(f"training has seen no values of {name!r}; train on, so that its range becomes known")
+            raise QuarlError(f"training has seen no values of {name!r}; train longer, so that its range becomes known")
         grids[name] = grid
     return grids
 
@@ -194,15 +195,15 @@ def on_grids(
     bits: Mapping[str, int],
     grids: Mapping[str, ActivationGrid],
 ) -> QuantizedPolicy:
-    """Return the policy with weights rounded to nearest and activations on grids that training has found.
+    """Return the policy with weights rounded to nearest and activations on the grids of training.
 
-    Only scores are centered, of the scheme's rewrites: training has done everything else to the weights.
+    Of the scheme's rewrites only the centering of scores is applied: training has done everything else to the weights.
 
     Args:
         policy: The float policy.
-        spec: What the integers are said to be.
-        bits: Of the layers whose weights become integers.
-        grids: Of the values.
+        spec: Precision to record in the result.
+        bits: Bits of the layers whose weights become integers.
+        grids: Grids of the values.
     """
     ops: list[Op] = []
     for op in (center_scores(policy) if spec.scheme.center_scores else policy).ops:
@@ -213,7 +214,8 @@ def on_grids(
 
 
 def row_grids(sites: Mapping[int, Site], ranges: Sequence[Sequence[float]]) -> dict[int, ActivationGrid]:
-    """Return the grid of each row that has a range, also of one number: a constant observation, or dead channels."""
+    """Return the grid of each row that has a range, even one of a single number (a constant observation, dead
+    channels)."""
     grids: dict[int, ActivationGrid] = {}
     affine: dict[int, list[int]] = {}
     for row, (low, high) in enumerate(ranges):

@@ -158,9 +158,9 @@ def quantize_away(x: Array, q: QParams) -> Array:
 def requantize_twice(accumulator: Array, multiplier: Array, zero_point: int, qmin: int, qmax: int) -> Array:
     """Requantize in integers, like TensorFlow Lite's reference kernels (Jacob et al. 2018, section 2.2).
 
-    The multiplier becomes a 31-bit fraction and a power of two. The product is rounded twice: first to the high half of
-    the doubled product (ties away from zero for positive numbers only), then by the shift of the power of two (ties
-    away from zero).
+    The multiplier becomes a 31-bit fraction and a power of two. The product is rounded twice. First it is rounded to
+    the high half of the doubled product, with ties away from zero for positive numbers only. Then the shift by the
+    power of two rounds it, with ties away from zero.
 
     Args:
         accumulator: Integer sums of products.

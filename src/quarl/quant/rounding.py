@@ -60,8 +60,8 @@ def gptq(weight: Array, h: Array, q: QParams) -> Array:
     Columns are rounded in the order of falling diag(H): the most important directions come first, when most columns can
     still compensate.
 
-    With H = U U^T, U upper triangular, the output error of a row of errors e is |e U|^2, and column k of e U contains
-    no error of a later column. So each weight is rounded to cancel the errors of the columns before it. The codes equal
+    With H = U U^T, U upper triangular, the output error of a row of errors e is |e U|^2. Column k of e U contains no
+    error of a later column, so each weight is rounded to cancel the errors of the columns before it. The codes equal
     the paper's, which computes them from the inverse of H.
 
     Args:

@@ -1,8 +1,9 @@
-"""What to quantize and how, after training or in it: precisions and schemes, parsed without importing numpy.
+"""Precision and scheme of quantization, after training or in it; names are parsed without importing numpy.
 
 int8, w8a8 and 8 are one precision: weights and activations of 8 bits. w8 leaves activations in float32. Below 8 bits a
 bare width keeps the first and the last layers at 8: 4 is int4e8, and int4 has 4 bits in all layers. Precisions are
-compared by what a QuantSpec calls them, int8; trainings for one are shown as w8a8: a study has a column for each.
+compared by the name in their QuantSpec, such as int8. Trainings for a precision are shown as w8a8, because a study has
+a column for each.
 """
 
 from __future__ import annotations
@@ -18,26 +19,26 @@ from quarl.removed import without_removed
 Mode = Literal["dynamic", "static"]
 FLOAT_BITS = {"fp32": 32, "fp16": 16, "bf16": 16}
 SMALLEST, LARGEST = 2, 16
-"""Bits that are trained for."""
+"""Range of bits that can be trained for."""
 EDGES = "8"
 """Default of --edge-bits, and of a bare width in verbs without it and in Python."""
 MIXED = "mixed"
-"""Every precision whose layers have bits of their own is called so, which does not say which: it cannot be parsed."""
+"""Name of every precision whose layers have bits of their own. It cannot be parsed, because it does not list them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """How real weights become codes; the bit-width is not part of it."""
+    """A method of turning real weights into codes; the bit width is not part of it."""
 
     name: str
     symmetric: bool = True
-    """zero_point is 0 and qmin is -qmax; what the integer kernels need of weights."""
+    """zero_point is 0 and qmin is -qmax, as integer kernels require for weights."""
     per_channel: bool = True
     """One scale per output channel instead of one per tensor."""
     observer: Literal["minmax", "percentile", "mse"] = "minmax"
-    """What chooses the range of the weights."""
+    """Choice of the range of the weights."""
     activation_observer: Literal["minmax"] = "minmax"
-    """And of activations in static mode; it stands in every file, and in the keys of studies."""
+    """Choice of the range of activations in static mode; every file and the keys of studies contain it."""
     rounding: Literal["nearest", "gptq"] = "nearest"
     """gptq: output-aware rounding from calibration observations (Frantar et al. 2023, algorithm 1)."""
     bias_correction: bool = False
@@ -45,15 +46,15 @@ class Scheme:
     equalize: float | None = None
     """Balance the extents of a layer's input channels against its weights, to this power (Xiao et al. 2023)."""
     center_scores: bool = False
-    """Take the mean out of discrete scores, which no argmax sees, before they are quantized."""
+    """Subtract the mean from discrete scores before they are quantized; no argmax depends on it."""
     mid_rise_bits: int = 0
-    """Weights of up to so many bits lie on a grid without a level at 0 (quant.affine.MID_RISE)."""
+    """Weights of up to this width use a grid without a level at 0 (quant.affine.MID_RISE)."""
     original: bool = False
     """The 2020 formula: grid anchored at 0, no clipping, up to 2**n + 1 levels; weights only."""
 
     @property
     def needs_observations(self) -> bool:
-        """True when the weights' codes depend on calibration observations."""
+        """Return True if the weights' codes depend on calibration observations."""
         return self.rounding == "gptq" or self.bias_correction or self.equalize is not None
 
 
@@ -76,10 +77,10 @@ SCHEMES = {
         Scheme(name="quarl-2020", symmetric=False, per_channel=False, original=True),
     )
 }
-"""By name. "mid-tread" is the default with a level at 0 where weights have 2 or 3 bits, too; "naive" is what a first
-attempt does: symmetric, per tensor, min/max, nearest."""
+"""Schemes by name. "mid-tread" is the default, but with a level at 0 for weights of 2 or 3 bits too; "naive" is the
+usual first attempt: symmetric, per tensor, min/max, nearest."""
 UNIFORM = ("naive", "quarl-2020")
-"""Schemes that stand for what others did: all layers have one width, whatever the others' edges have."""
+"""Schemes that reproduce the work of others: all layers have one width, whatever the edges of other schemes have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,17 +88,18 @@ class QuantSpec:
     """One column of a study: weights and activations of one precision, by one scheme, in one mode."""
 
     weight_bits: int
-    """2..32; ignored where `float_type` is set."""
+    """2..32; ignored if `float_type` is set."""
     activation_bits: int | None
     """2..16; None leaves activations in float32."""
     float_type: Literal["fp32", "fp16", "bf16"] | None = None
     mode: Mode = "dynamic"
-    """dynamic: activations quantized per row at run time. static: per tensor, calibrated. Float ones are dynamic."""
+    """dynamic: activations quantized per row at run time. static: per tensor, calibrated. Float activations are
+    dynamic."""
     scheme: Scheme = SCHEMES["default"]
     edge_bits: int | None = None
-    """2..32, of the weights of the first and the last layers; None: as of the others."""
+    """Bits of the weights in the first and the last layers, 2..32; None: those of the others."""
     layer_bits: tuple[tuple[str, int], ...] = ()
-    """(name, bits 2..32) of layers whose weights have a width of their own, whatever others have."""
+    """(name, bits 2..32) of layers with a width of their own, which precedes all other widths."""
 
     def __post_init__(self) -> None:
         for name, bits in (("weight", self.weight_bits), ("edge", self.edge_bits), *self.layer_bits):
@@ -107,7 +109,7 @@ class QuantSpec:
             raise QuarlError(f"activation bits must be 2..16, got {self.activation_bits}")
         if self.mode not in ("dynamic", "static"):
             raise QuarlError(f"mode must be dynamic or static, got {self.mode!r}")
-        if self.activation_bits is None:  # activations that are not quantized are so in one way only
+        if self.activation_bits is None:  # float activations have only one mode
             object.__setattr__(self, "mode", "dynamic")
 
     def __repr__(self) -> str:
@@ -117,17 +119,17 @@ class QuantSpec:
     def parse(
         cls, text: str | int, *, scheme: str = "default", mode: Mode = "dynamic", edges: str | int | None = None
     ) -> QuantSpec:
-        """Return the spec that a name or a bare width stands for.
+        """Return the spec for a name or a bare width.
 
         Args:
             text: fp32, fp16, bf16, int8, w4a8, w8 (float activations), int4e8 (edges of 8), or a width, as in 4.
             scheme: Name in SCHEMES; those in UNIFORM ignore `edges`.
             mode: dynamic or static.
-            edges: Least bits of the first and the last layers unless `text` names them, or "same" for one width.
-                None: EDGES of a bare width, and one width of a name.
+            edges: Least bits of the first and the last layers unless `text` names them, or "same" for one width. None:
+                EDGES for a bare width, and one width for a name.
 
         Raises:
-            QuarlError: An argument is none of these.
+            QuarlError: One of them is unknown.
 
         >>> QuantSpec.parse("w4a8", mode="static"), QuantSpec.parse(4).precision
         (QuantSpec(int4 static, scheme default), 'int4e8')
@@ -152,45 +154,50 @@ class QuantSpec:
 
     @property
     def mid_rise(self) -> bool:
-        """Whether weights of any layer lie on a grid without a level at 0."""
+        """Return whether the weights of any layer use a grid without a level at 0."""
         narrowest = min(self.weight_bits, self.edge_bits or self.weight_bits, *dict(self.layer_bits).values())
         return self.float_type is None and narrowest <= self.scheme.mid_rise_bits
 
     @property
     def code_bits(self) -> int:
-        """Bits of the weights' codes as kernels take them: odd numbers where the grid has no level at 0."""
+        """Return the bits of the weights' codes in kernels; a grid without a level at 0 needs one more for its odd
+        numbers."""
         return self.weight_bits + self.mid_rise
 
     def of_layer(self, name: str, *, edge: bool) -> QuantSpec:
-        """What a layer is quantized by: its own width is then `weight_bits`. edge: whether it is first or last."""
+        """Return the spec of one layer, whose own width is then `weight_bits`. edge: the layer is the first or the
+        last."""
         bits = self.edge_bits if edge and self.edge_bits is not None else self.weight_bits
         return replace(self, weight_bits=dict(self.layer_bits).get(name, bits), edge_bits=None, layer_bits=())
 
     @property
     def needs_observations(self) -> bool:
-        """True when codes or grids depend on calibration observations."""
+        """Return True if codes or grids depend on calibration observations."""
         return self.float_type is None and (self.scheme.needs_observations or self.mode == "static")
 
     @property
     def precision(self) -> str:
-        """The column's name: fp16, int8, int4e8 where edges have 8 bits, or w4a6 where activations are not the usual 8
-        bits, or the original's none; `MIXED` where layers have bits of their own."""
+        """Return the column's name: fp16, int8, int4e8, w4a6, or `MIXED` if layers have bits of their own.
+
+        int4e8 has edges of 8 bits. A name such as w4a6 is used if activations do not have the usual 8 bits, or, in the
+        original scheme, none.
+        """
         if self.float_type is not None or self.layer_bits:
             return self.float_type or MIXED
         usual = self.activation_bits == (None if self.scheme.original else 8)
         return re.sub(r"w(\d+)(a8)?", r"int\1", _widths(self)) if usual else _widths(self)
 
     def is_called(self, precision: str | int) -> bool:
-        """Return whether the text, as `parse` takes it, is this precision's name, in either mode."""
+        """Return whether the text, parsed by `parse`, is the name of this precision in either mode."""
         return self.precision == QuantSpec.parse(precision, mode=self.mode, edges=self.edge_bits or "same").precision
 
     @property
     def in_words(self) -> str:
-        """The precision, with the mode where activations are quantized: int8 dynamic."""
+        """Return the precision and, for quantized activations, the mode: int8 dynamic."""
         return self.precision if self.activation_bits is None else f"{self.precision} {self.mode}"
 
     def to_json(self) -> dict[str, object]:
-        """Plain values for a manifest; what younger versions added is left out where it adds nothing."""
+        """Return literals for a manifest; fields of younger versions are left out if they have no effect."""
         data: dict[str, Any] = dataclasses.asdict(self) | {"layer_bits": dict(self.layer_bits)}
         if not self.mid_rise:
             del data["scheme"]["mid_rise_bits"]
@@ -201,7 +208,7 @@ class QuantSpec:
 
     @classmethod
     def from_json(cls, data: dict[str, object]) -> QuantSpec:
-        """The inverse of `to_json`; unknown or wrongly typed fields are refused."""
+        """Return the spec that `to_json` wrote; refuse unknown or wrongly typed fields."""
         try:
             fields = dict(data)
             scheme = Scheme(**fields.pop("scheme"))  # type: ignore[arg-type]  # checked by the except below
@@ -209,38 +216,41 @@ class QuantSpec:
             spec = cls(scheme=scheme, layer_bits=layers, **fields)  # type: ignore[arg-type]
             named = replace(scheme, mid_rise_bits=SCHEMES.get(scheme.name, scheme).mid_rise_bits)
             if not (whole := replace(spec, scheme=named)).mid_rise:
-                spec, scheme = whole, named  # as it was before its file left out what adds nothing
+                spec, scheme = whole, named  # restore fields that the file left out
         except (TypeError, KeyError, AttributeError) as error:
-            raise QuarlError(f"the manifest's quantisation spec is malformed: {error}") from None
+            raise QuarlError(f"the manifest's quantization spec is malformed: {error}") from None
         for part in (spec, scheme):
             for name, kind in get_type_hints(type(part)).items():
                 value = getattr(part, name)
                 if not _is_a(value, kind) or not str(value).isprintable():
                     wrong = f"{name} cannot be {str(value)[:60]!r}"
-                    raise QuarlError(f"the manifest's quantisation spec is malformed: {wrong}")
+                    raise QuarlError(f"the manifest's quantization spec is malformed: {wrong}")
         return spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QatSpec:
-    """The precision that a policy is trained for: what its layers compute with once fake quantization is active."""
+    """The precision that a policy is trained for: the arithmetic of its layers once fake quantization is active."""
 
     weight_bits: int
-    """2..16, of layers that have no other by the next three."""
+    """2..16, for layers without a width from the next three fields."""
     activation_bits: int | None = 8
-    """2..16, of what lies between layers; None leaves it in float32."""
+    """Bits of values between layers, 2..16; None leaves them in float32."""
     edge_bits: int | None = None
-    """Of the weights of the first and the last layers; None: `weight_bits`."""
+    """Bits of the weights in the first and the last layers; None: `weight_bits`."""
     output_bits: int | None = None
-    """Of the weights of the last layers alone; None: as of the first."""
+    """Bits of the weights in the last layers alone; None: those of the first."""
     mid_rise_bits: int = SCHEMES["default"].mid_rise_bits
-    """As of a Scheme."""
+    """Widest weights on a grid without a level at 0, as in a Scheme."""
     observation_bits: int | None = None
-    """None: pixels keep their 8, vectors as many as integer sums stay exact with, up to 16, and those of activations at
-    least. The observation is quantized where activations are."""
+    """Bits of the observation, which is quantized if activations are.
+
+    None: pixels keep their 8. Vectors have as many bits as integer sums stay exact with, up to 16, and at least those
+    of activations.
+    """
     critic: bool = False
-    """Quantize critics and value networks as well, which are not deployed; what reads images in front of an off-policy
-    critic stays in float32."""
+    """Quantize critics and value networks as well, which are not deployed; image layers in front of an off-policy
+    critic stay in float32."""
     skip: tuple[str, ...] = ()
     """Layers left in float32, by their name or the start of it, as in "q_net.q_net.0"."""
 
@@ -249,11 +259,11 @@ class QatSpec:
             bits = getattr(self, name)
             if bits is not None and not SMALLEST <= bits <= LARGEST:
                 words = name.replace("_", " ")
-                raise QuarlError(f"{words} of quantisation-aware training must be {SMALLEST}..{LARGEST}, got {bits}")
+                raise QuarlError(f"{words} of quantization-aware training must be {SMALLEST}..{LARGEST}, got {bits}")
         if self.observation_bits is not None and self.activation_bits is None:
             raise QuarlError(
-                f"observation bits need activation bits: {self.precision} leaves both in float32; "
-                f"{self.precision}a8 quantises both"
+                f"observation bits require activation bits: {self.precision} leaves both in float32; "
+                f"{self.precision}a8 quantizes both"
             )
 
     @classmethod
@@ -268,19 +278,19 @@ class QatSpec:
         critic: bool = False,
         skip: tuple[str, ...] = (),
     ) -> QatSpec:
-        """Return the spec that a name or a bare width stands for.
+        """Return the spec for a name or a bare width.
 
         Args:
             text: int8, w4a6, w4 (float activations), w4a8e8, or a width, as in 4.
             edges: As in `QuantSpec.parse`.
-            output_bits: As the field.
-            observation_bits: As the field.
-            mid_tread: Whether weights of 2 and 3 bits have a level at 0.
-            critic: As the field.
-            skip: As the field.
+            output_bits: Bits of the weights in the last layers.
+            observation_bits: Bits of the observation.
+            mid_tread: Give weights of 2 and 3 bits a level at 0.
+            critic: Quantize critics and value networks as well.
+            skip: Layers left in float32.
 
         Raises:
-            QuarlError: The text names no width that can be trained for.
+            QuarlError: The text does not name a width that can be trained for.
 
         >>> QatSpec.parse("w4a8").precision, QatSpec.parse(3).precision
         ('w4a8', 'w3a8e8')
@@ -302,12 +312,12 @@ class QatSpec:
 
     @property
     def precision(self) -> str:
-        """w4a8; w4 where activations are float; w4a8e8 where edges have 8 bits."""
+        """Return w4a8; w4 for float activations; w4a8e8 for edges of 8 bits."""
         return _widths(self)
 
     @property
     def deployed(self) -> QuantSpec:
-        """The spec of the policy that `qat.quantized_policy` makes."""
+        """Return the spec of the policy that `qat.quantized_policy` returns."""
         scheme = Scheme(name="qat-minmax", center_scores=True, mid_rise_bits=self.mid_rise_bits)
         return QuantSpec(
             weight_bits=self.weight_bits,
@@ -318,43 +328,43 @@ class QatSpec:
         )
 
     def skips(self, layer: str) -> bool:
-        """Whether the layer of that name stays in float32."""
+        """Return whether the layer of that name stays in float32."""
         return any(covers(name, layer) for name in self.skip)
 
     def bits_of(self, *, edge: bool, last: bool) -> int:
-        """Bits of the weights of a layer; edge: whether it is first or last."""
+        """Return the bits of a layer's weights. edge: the layer is first or last. last: it is the last one."""
         return (last and self.output_bits) or (edge and self.edge_bits) or self.weight_bits
 
     def mid_rise(self, bits: int) -> bool:
-        """Whether weights of so many bits lie on a grid without a level at 0."""
+        """Return whether weights of that width use a grid without a level at 0."""
         return bits <= self.mid_rise_bits
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, for a checkpoint."""
+        """Return literals for a checkpoint."""
         return {**dataclasses.asdict(self), "skip": list(self.skip)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> QatSpec:
-        """The inverse of `to_json`; checkpoints of before have a level at 0 everywhere."""
+        """Return the spec that `to_json` wrote; older checkpoints have a level at 0 everywhere."""
         try:
             current = without_removed(data, "the checkpoint's quantization-aware training")
             return cls(**{"mid_rise_bits": 0, **current, "skip": tuple(data.get("skip", ()))})
         except TypeError as error:
             raise QuarlError(
-                f"the checkpoint's settings of quantisation-aware training are malformed: {error}"
+                f"the checkpoint's settings of quantization-aware training are malformed: {error}"
             ) from None
 
 
 def covers(name: str, layer: str) -> bool:
-    """Whether a name in `skip` is that of the layer, or of a module around it."""
+    """Return whether a name in `skip` is that of the layer, or of a module around it."""
     return layer == name or layer.startswith(f"{name}.")
 
 
 def integer_bits(text: str | int, activations: int | None = 8) -> tuple[int, int | None, int | None] | None:
-    """(bits of weights, of activations, of the edges' weights) that 8, int8, w4a6, int4e8 or w4 names.
+    """Return the bits (of weights, of activations, of the edges' weights) that 8, int8, w4a6, int4e8 or w4 names.
 
-    activations: bits that go with 8 and int8; w4 leaves them float, which is None, as are edges like other layers. None
-    for any other text.
+    activations: bits that go with 8 and int8. None instead of bits: w4 leaves activations float, and without an "e" the
+    edges are like other layers. None for any other text.
 
     >>> integer_bits("int4"), integer_bits("w4a8e6"), integer_bits("w4"), integer_bits("fp16")
     ((4, 8, None), (4, 8, 6), (4, None, None), None)
@@ -369,7 +379,7 @@ def integer_bits(text: str | int, activations: int | None = 8) -> tuple[int, int
 
 
 def edge_bits(said: str | int) -> int | None:
-    """The bits that --edge-bits says; None: all layers have one width."""
+    """Return the bits that --edge-bits selects; None: all layers have one width."""
     if said == "same":
         return None
     text = str(said)
@@ -379,7 +389,7 @@ def edge_bits(said: str | int) -> int | None:
 
 
 def _least(text: str | int, edges: str | int | None) -> int | None:
-    """Return the least bits of edges that the text leaves open; None: as of other layers."""
+    """Return the least bits of edges that the text does not name; None: those of other layers."""
     if edges is None:
         edges = EDGES if str(text).isdecimal() else "same"
     return edge_bits(edges)
@@ -391,16 +401,19 @@ def _widths(spec: QuantSpec | QatSpec) -> str:
 
 
 def _edges(weights: int, apart: int | None, least: int | None) -> int | None:
-    """Bits of edges of which a word says `apart`; least: at least so many where it says none. None: as of others."""
+    """Return the bits of edges, None for those of other layers.
+
+    apart: bits that the name gives the edges. least: minimum if the name gives none.
+    """
     bits = max(weights, least or 0) if apart is None else apart
     return None if bits == weights else bits
 
 
 def _is_a(value: object, kind: Any) -> bool:
-    """Whether a value is of an annotated type: a class, a literal, a union or the bits of layers."""
+    """Return whether a value has an annotated type: a class, a literal, a union or the bits of layers."""
     if get_origin(kind) is Literal:
         return value in get_args(kind)
-    if get_origin(kind) is tuple:  # of names, which JSON has as such, and bits
+    if get_origin(kind) is tuple:  # (name, bits) pairs; JSON guarantees the names
         return all(type(bits) is int for _, bits in value)  # type: ignore[attr-defined]
     if get_args(kind):
         return any(_is_a(value, member) for member in get_args(kind))
@@ -408,7 +421,7 @@ def _is_a(value: object, kind: Any) -> bool:
 
 
 def integer_range(bits: int, *, symmetric: bool = True) -> tuple[int, int]:
-    """(qmin, qmax) of signed n-bit codes; symmetric leaves out the lowest code so that -x and x both have one.
+    """Return (qmin, qmax) of signed n-bit codes; symmetric leaves out the lowest code so that -x and x both have one.
 
     >>> integer_range(8), integer_range(4, symmetric=False)
     ((-127, 127), (-8, 7))
@@ -418,4 +431,4 @@ def integer_range(bits: int, *, symmetric: bool = True) -> tuple[int, int]:
 
 
 EXACT = QuantSpec.parse("fp32")
-"""What the others are compared with."""
+"""Baseline for comparisons."""
