@@ -1,4 +1,4 @@
-"""Fake quantisation in torch: real numbers moved to a grid, with gradients.
+"""Fake quantization in torch: real numbers moved to a grid, with gradients.
 
 Forward it is `quant.affine.fake_quantize`; torch's fused kernels take several times as long as its few operators.
 Backward it is a straight-through estimator that clips: a gradient passes where the number lies on the grid's range and
@@ -72,7 +72,7 @@ def weight_qparams(weight: Tensor, bits: int, *, mid_rise: bool = False) -> QPar
 
 
 def common_part(weight: Tensor) -> Tensor:
-    """[1, in]: what a layer's outputs have in common, without a gradient; the numbers of policy.rewrite.centred.
+    """[1, in]: what a layer's outputs have in common, without a gradient; the numbers of policy.rewrite.centerd.
 
     Neither an argmax nor a softmax sees it, but in action values it is large, and the small differences that decide
     would be rounded on its grid. So it is kept in float32 in training, where targets are made of whole values, and left

@@ -1,1 +1,1 @@
-"""Distillation of a policy into its own quantised self: no reward, only what the float policy would have done."""
+"""Distillation of a policy into its own quantized self: no reward, only what the float policy would have done."""

@@ -194,7 +194,7 @@ def outputs(teacher: Policy, states: Array) -> Tensor:
 
 
 class Training:
-    """The student, its optimiser, the running mean of its parameters, and the states that it learns from."""
+    """The student, its optimizer, the running mean of its parameters, and the states that it learns from."""
 
     def __init__(
         self,

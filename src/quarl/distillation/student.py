@@ -1,4 +1,4 @@
-"""A quantised policy in torch whose codes, steps and biases learn: forward it computes what the integer kernels do."""
+"""A quantized policy in torch whose codes, steps and biases learn: forward it computes what the integer kernels do."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Norm(nn.Module):
 
 
 class Student(nn.Module):
-    """The network of a quantised policy; layers that were left in float do not learn."""
+    """The network of a quantized policy; layers that were left in float do not learn."""
 
     def __init__(self, exact: Policy, start: QuantizedPolicy) -> None:
         """exact: the float policy whose weights were rounded (`Calibrated.rewrite`). start: what calibration made."""

@@ -17,7 +17,7 @@ from quarl.report.schema import Fields
 from quarl.rows import by
 
 ORDER = ("torch fp32", "fp32", "fp16", "int8", "int7", "int6", "int5", "int4", "int3", "int2")
-"""Arms from slow to fast; an arm has its colour in every figure."""
+"""Arms from slow to fast; an arm has its color in every figure."""
 PARTS = {
     "inference_ms": "inference",
     "environment_ms": "environment",
@@ -69,7 +69,7 @@ def colour(name: str) -> str:
 def bars(
     axes: Axes, groups: Sequence[Sequence[Fields]], key: str, names: Sequence[str]
 ) -> list[tuple[Fields, tuple[float, float]]]:
-    """Bars side by side within each group, in the order and colours of the arms; (row, (middle, width)) of each."""
+    """Bars side by side within each group, in the order and colors of the arms; (row, (middle, width)) of each."""
     arms = by(((x, row) for x, group in enumerate(groups) for row in group), lambda pair: arm(pair[1]))
     width = 0.8 / max(len(arms), 1)
     places = []

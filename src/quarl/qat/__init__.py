@@ -1,4 +1,4 @@
-"""Quantisation-aware training: fake quantisation in the forward passes of a Stable-Baselines3 model that learns.
+"""Quantization-aware training: fake quantization in the forward passes of a Stable-Baselines3 model that learns.
 
 >>> model = stable_baselines3.PPO("MlpPolicy", "CartPole-v1", n_steps=128)
 >>> qat.prepare(model, "w4a8")
@@ -8,10 +8,10 @@
 >>> qat.convert(model)
 Agent(ppo CartPole-v1, int4 static, 4-64-64-2, 4,480 weights)
 
-What sees quantised numbers, once they act (Krishnan et al. 2022, algorithm 2, quantises the whole architecture):
+What sees quantized numbers, once they act (Krishnan et al. 2022, algorithm 2, quantizes the whole architecture):
 rollouts and evaluations, which are of the policy that will be deployed; every gradient step; and target networks, which
 stand for earlier versions of what is trained. Critics and value networks are not deployed and stay float unless
-`critic` is set. The last layer's output and normalisation statistics are float, and so is its bias; biases of layers
+`critic` is set. The last layer's output and normalization statistics are float, and so is its bias; biases of layers
 between integers count in the steps of these layers' sums, as kernels add them.
 """
 

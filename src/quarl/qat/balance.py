@@ -1,6 +1,6 @@
-"""Channels brought to similar extents in a network's own weights, right before fake quantisation begins to act.
+"""Channels brought to similar extents in a network's own weights, right before fake quantization begins to act.
 
-What post-training quantisation does to a copy (policy.rewrite.equalize), training does to the weights it goes on with:
+What post-training quantization does to a copy (policy.rewrite.equalize), training does to the weights it goes on with:
 behind a ReLU the factor of a channel goes from the rows of one layer into the columns of the next (Nagel et al. 2019,
 section 4.1; Xiao et al. 2023, equation 4). Factors are powers of two, so that what the network computes in float32
 stays the same bit for bit.
@@ -28,7 +28,7 @@ NEGLIGIBLE = 2.0**-16
 of magnitude in a long training; squares of factors made for it would not be finite. What rounds to nothing beside
 the others keeps its weights."""
 MOMENTS = {"exp_avg": 1, "momentum_buffer": 1, "grad_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "square_avg": 2}
-"""What optimisers remember of gradients, and the power of a gradient that it is."""
+"""What optimizers remember of gradients, and the power of a gradient that it is."""
 Factors = Mapping[int, Tensor]
 """[C] by place of the layer in the plan."""
 
@@ -57,7 +57,7 @@ def factors_of(table: RangeTable, network: nn.Module, apart: set[int]) -> Factor
 
 
 def balance(table: RangeTable, network: nn.Module, scales: Factors, optimizer: Any = None) -> None:
-    """Moves the factors through the network's weights, and through what the optimiser remembers of them.
+    """Moves the factors through the network's weights, and through what the optimizer remembers of them.
 
     The ranges that the table has seen become those of the scaled values.
     """

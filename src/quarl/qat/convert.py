@@ -1,4 +1,4 @@
-"""A trained model with fake quantisation becomes a policy with integer weights, on the grids it was trained with."""
+"""A trained model with fake quantization becomes a policy with integer weights, on the grids it was trained with."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def convert(model: BaseAlgorithm) -> Agent:
 
 
 def quantized_policy(model: BaseAlgorithm, *, distribution: bool = False) -> QuantizedPolicy:
-    """The model's policy in integers, in static mode: what its fake-quantised forward pass computes.
+    """The model's policy in integers, in static mode: what its fake-quantized forward pass computes.
 
-    distribution: as in readers.extract.from_model. Raises QuarlError where fake quantisation is not active.
+    distribution: as in readers.extract.from_model. Raises QuarlError where fake quantization is not active.
     """
     spec = spec_of(model)
     if spec is None:

@@ -1,4 +1,4 @@
-"""The callback that moves ranges between rollouts and switches fake quantisation on."""
+"""The callback that moves ranges between rollouts and switches fake quantization on."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ FOLLOW_STEPS = 64
 
 
 class QuantDelay(BaseCallback):
-    """Watches ranges from the start of `learn`, and lets fake quantisation act from `steps` environment steps on.
+    """Watches ranges from the start of `learn`, and lets fake quantization act from `steps` environment steps on.
 
     steps: a count, as `num_timesteps` counts; or a number between 0 and 1, a share of this `learn`'s total_timesteps;
     None stands for its middle, 0.5. It happens at the first rollout that starts then or later, and an on-policy
     algorithm trains on a rollout with the grids that it was collected with.
     allow_inactive: accept a run that ends without it, or without an update after it. Otherwise that is an error, before
-    training where it can be told: what was not trained with quantisation must not pass for it.
+    training where it can be told: what was not trained with quantization must not pass for it.
     say: called with one line when it happens; the logger has it as `qat/switched_at`.
 
     >>> model.learn(256, callback=qat.QuantDelay(0.5)).num_timesteps
@@ -53,7 +53,7 @@ class QuantDelay(BaseCallback):
         self.active = False
         self._say = say
         self._untrained: int | None = None
-        """Updates before fake quantisation acted, where that is seen to begin."""
+        """Updates before fake quantization acted, where that is seen to begin."""
 
     def _on_training_start(self) -> None:
         if spec_of(self.model) is None:
@@ -93,7 +93,7 @@ class QuantDelay(BaseCallback):
 
 
 def check_delay(model: BaseAlgorithm, due: int, start: int, end: int) -> None:
-    """QuarlError where fake quantisation from step `due` on would train nothing in a run from step `start` to `end`."""
+    """QuarlError where fake quantization from step `due` on would train nothing in a run from step `start` to `end`."""
     if is_active(model):
         return
     rollout = rollout_steps(model)

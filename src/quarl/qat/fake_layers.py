@@ -1,4 +1,4 @@
-"""Dense and convolution layers that compute with fake-quantised numbers, under the names and parameters they had: what
+"""Dense and convolution layers that compute with fake-quantized numbers, under the names and parameters they had: what
 happens to the input, weight and output of each."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ the integer's. Whole numbers have no such error up to 2^24."""
 
 
 class QatLayer(nn.Module):
-    """What quantisation-aware training adds to a layer: what happens to its input, weight and output."""
+    """What quantization-aware training adds to a layer: what happens to its input, weight and output."""
 
     weight: Tensor
     bias: Any
@@ -131,7 +131,7 @@ class QatLayer(nn.Module):
         return on_tensor_grid(x, grid, quotient)
 
     def _between(self, x: Tensor, sums: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> Tensor:
-        """The layer's output between its quantisers; sums: of input, weight and bias."""
+        """The layer's output between its quantizers; sums: of input, weight and bias."""
         parameters = self.computed()
         x = self.before(x)
         if parameters.step is None:
@@ -142,7 +142,7 @@ class QatLayer(nn.Module):
 
 
 class QatLinear(QatLayer, nn.Linear):
-    """nn.Linear between its quantisers."""
+    """nn.Linear between its quantizers."""
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_exporting():  # an extracted policy is the float one; its grids are taken from the tables
@@ -151,7 +151,7 @@ class QatLinear(QatLayer, nn.Linear):
 
 
 class QatConv2d(QatLayer, nn.Conv2d):
-    """nn.Conv2d between its quantisers."""
+    """nn.Conv2d between its quantizers."""
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_exporting():
@@ -160,7 +160,7 @@ class QatConv2d(QatLayer, nn.Conv2d):
 
 
 def layers_of(network: nn.Module, plan: NetworkPlan, name: str = "") -> dict[str, nn.Linear | nn.Conv2d]:
-    """The layers of a plan by their path; UnsupportedError naming one that cannot be quantised.
+    """The layers of a plan by their path; UnsupportedError naming one that cannot be quantized.
 
     name: of the network, for the error.
     """
@@ -183,9 +183,9 @@ def layers_of(network: nn.Module, plan: NetworkPlan, name: str = "") -> dict[str
 
 
 def install(network: nn.Module, plan: NetworkPlan, spec: QatSpec, *, target: bool) -> RangeTable:
-    """Gives the layers of a network their quantisers, and the network the table of its ranges.
+    """Gives the layers of a network their quantizers, and the network the table of its ranges.
 
-    Layers change their class in place: parameters stay the objects that an optimiser holds, and keep their names.
+    Layers change their class in place: parameters stay the objects that an optimizer holds, and keep their names.
     """
     layers = layers_of(network, plan)
     if hasattr(network, TRAINED_RANGES):

@@ -1,4 +1,4 @@
-"""The networks of a Stable-Baselines3 policy that quantisation-aware training is about, and the graphs they compute."""
+"""The networks of a Stable-Baselines3 policy that quantization-aware training is about, and the graphs they compute."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def networks_of(policy: nn.Module) -> dict[str, nn.Module]:
 
 
 def optimizer_of(policy: Any, network: Any) -> torch.optim.Optimizer:
-    """The optimiser of a policy's network: its own, or that of the policy which has one for all."""
+    """The optimizer of a policy's network: its own, or that of the policy which has one for all."""
     optimizer: torch.optim.Optimizer = (network if hasattr(network, "optimizer") else policy).optimizer
     return optimizer
 

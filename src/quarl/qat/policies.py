@@ -1,4 +1,4 @@
-"""Policy classes that carry quantisation-aware training, so that Stable-Baselines3's own `load` restores it."""
+"""Policy classes that carry quantization-aware training, so that Stable-Baselines3's own `load` restores it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TARGET = "_target"
 
 
 class QatPolicy(BasePolicy):
-    """A Stable-Baselines3 policy whose layers are fake-quantised once training has come so far.
+    """A Stable-Baselines3 policy whose layers are fake-quantized once training has come so far.
 
     qat: {"spec": of QatSpec.to_json, "networks": {name: of NetworkPlan.to_json}}, as `qat.prepare` makes it.
     """
@@ -59,7 +59,7 @@ class QatPolicy(BasePolicy):
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
     def set_training_mode(self, mode: bool) -> None:
-        """Warns, once, where training begins and nobody moves ranges or would switch fake quantisation on."""
+        """Warns, once, where training begins and nobody moves ranges or would switch fake quantization on."""
         if mode and not self.followed:
             self.followed = True
             warnings.warn(
@@ -114,7 +114,7 @@ class QatD4PGCnnPolicy(QatPolicy, D4PGCnnPolicy):
 
 
 CLASSES: Mapping[type, type[QatPolicy]] = {cls.__bases__[1]: cls for cls in QatPolicy.__subclasses__()}
-"""Each policy class, and the one that carries quantisation-aware training as well."""
+"""Each policy class, and the one that carries quantization-aware training as well."""
 
 
 def carrying(policy: BasePolicy) -> type[QatPolicy]:

@@ -1,4 +1,4 @@
-"""A Stable-Baselines3 model becomes one that can be trained quantisation-aware, and tells how far it is."""
+"""A Stable-Baselines3 model becomes one that can be trained quantization-aware, and tells how far it is."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ COPIED = {
 
 
 def prepare(model: BaseAlgorithm, spec: QatSpec | str | int) -> None:
-    """Makes the policy of a PPO, A2C, DQN, DDPG, TD3, SAC or D4PG model carry quantisation-aware training, in place.
+    """Makes the policy of a PPO, A2C, DQN, DDPG, TD3, SAC or D4PG model carry quantization-aware training, in place.
 
-    Weights, optimisers and random numbers stay as they are. Pass `QuantDelay` as a callback to `learn`: until it
-    switches fake quantisation on, training computes what it would have, and ranges are watched.
+    Weights, optimizers and random numbers stay as they are. Pass `QuantDelay` as a callback to `learn`: until it
+    switches fake quantization on, training computes what it would have, and ranges are watched.
 
-    Raises UnsupportedError naming a layer that cannot be quantised; the model is as it was then.
+    Raises UnsupportedError naming a layer that cannot be quantized; the model is as it was then.
 
     spec: a precision, as in "w4a8" or 4 (the first and the last layers keep 8), or a QatSpec.
 
@@ -82,7 +82,7 @@ def prepare(model: BaseAlgorithm, spec: QatSpec | str | int) -> None:
 
 
 def _check_skip(spec: QatSpec, graphs: Mapping[str, Sequence[Graph]]) -> None:
-    """Refuses names of no layer: what was meant would be quantised."""
+    """Refuses names of no layer: what was meant would be quantized."""
     layers = [
         layer_name(name, graph, op.name)
         for name, of_network in graphs.items()
@@ -101,27 +101,27 @@ def spec_of(model: BaseAlgorithm) -> QatSpec | None:
 
 
 def is_active(model: BaseAlgorithm) -> bool:
-    """Whether the model's policy computes with fake-quantised numbers."""
+    """Whether the model's policy computes with fake-quantized numbers."""
     return any(table.active for table in tables_of(model.policy).values())
 
 
 def is_ready(model: BaseAlgorithm) -> bool:
-    """Whether fake quantisation acts and training has seen values, so that `convert` knows every range.
+    """Whether fake quantization acts and training has seen values, so that `convert` knows every range.
 
-    An off-policy algorithm whose delay is over before its first update acts quantised, but has seen none yet.
+    An off-policy algorithm whose delay is over before its first update acts quantized, but has seen none yet.
     """
     originals = [table for name, table in tables_of(model.policy).items() if not name.endswith(TARGET)]
     return is_active(model) and all(table.grids or not table.site_of_row for table in originals)
 
 
 def switched_at(model: BaseAlgorithm) -> int | None:
-    """Environment steps after which fake quantisation began to act; None where it does not."""
+    """Environment steps after which fake quantization began to act; None where it does not."""
     steps = [int(table.switched_at) for table in tables_of(model.policy).values() if table.active]
     return max(steps, default=None)
 
 
 def follow(model: BaseAlgorithm, *, active: bool) -> bool:
-    """To be called between rollouts: puts the ranges seen so far in force, and fake quantisation once `active`.
+    """To be called between rollouts: puts the ranges seen so far in force, and fake quantization once `active`.
 
     With the switch, channels are balanced in the weights themselves, which keeps what the networks compute; those that
     act in off-policy algorithms begin at better codes (qat.start), and target networks move as far. They get the ranges

@@ -63,10 +63,10 @@ class RangeTable(nn.Module):
         self.seen: set[int] = set()
         self.active = False
         self.cache: dict[int, tuple[int | Tensor, Parameters]] = {}
-        """Fake-quantised parameters by place, with a mark of what they were made of: rollouts need them many times."""
+        """Fake-quantized parameters by place, with a mark of what they were made of: rollouts need them many times."""
 
     def observe(self, row: int, x: Tensor) -> None:
-        """Moves the range of a row towards the extent of x."""
+        """Moves the range of a row toward the extent of x."""
         weight = MOMENTUM if row in self.seen else 1.0  # which makes it the extent, whatever was there
         low, high = x.detach().float().aminmax()  # under autocast they are of fewer bits than ranges
         ends = self.seen_range[row]
@@ -78,7 +78,7 @@ class RangeTable(nn.Module):
         self.seen.add(row)
 
     def observe_channels(self, place: int, row: int, y: Tensor) -> None:
-        """Moves what the channels of a layer reach above 0 towards that of its outputs y [N, C, ...]."""
+        """Moves what the channels of a layer reach above 0 toward that of its outputs y [N, C, ...]."""
         extent = self.extent_of(place)
         weight = MOMENTUM if row in self.seen else 1.0
         extent.lerp_(y.detach().amax((0, *range(2, y.ndim))).float().clamp_(min=0), weight)
@@ -108,13 +108,13 @@ class RangeTable(nn.Module):
             self.cache.clear()  # sums are counted in steps of these grids
 
     def grid_of(self, site: Site) -> ActivationGrid | None:
-        """The grid that a site quantises to; None where nothing has been seen."""
+        """The grid that a site quantizes to; None where nothing has been seen."""
         if site.row < 0:
             return site.fixed
         return self.grids.get(site.row)
 
     def train(self, mode: bool = True) -> RangeTable:
-        """Training may change weights; fused optimisers do so without a trace in `_version`."""
+        """Training may change weights; fused optimizers do so without a trace in `_version`."""
         if mode:
             self.cache.clear()
         super().train(mode)

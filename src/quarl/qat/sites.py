@@ -1,4 +1,4 @@
-"""What is quantised where in a network: made once from its graph, kept with the policy as plain data."""
+"""What is quantized where in a network: made once from its graph, kept with the policy as plain data."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class _Planning:
                 )
 
     def _feeds(self) -> dict[str, tuple[str, ...]]:
-        """By layer: the layers it feeds through a ReLU, all of them and itself quantised by channels."""
+        """By layer: the layers it feeds through a ReLU, all of them and itself quantized by channels."""
         feeds = {}
         # the noise of gSDE has the size of what the last layer reads
         last = final_linear(self.policy) if self.graph.noisy else ()

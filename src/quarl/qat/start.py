@@ -1,8 +1,8 @@
 """Where training for integers begins: at the rounding that changes least of what each layer computes.
 
-Fake quantisation rounds every weight to nearest, and what a trained network becomes when that begins to act is often no
+Fake quantization rounds every weight to nearest, and what a trained network becomes when that begins to act is often no
 agent at all. So at the switch the weights themselves move, as far as it takes for rounding to nearest to give them the
-codes that post-training quantisation would choose (Frantar et al. 2023, algorithm 1); training goes on from there.
+codes that post-training quantization would choose (Frantar et al. 2023, algorithm 1); training goes on from there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Moved = dict[str, Tensor]
 def remembered(model: BaseAlgorithm) -> Tensor | None:
     """Observations of an off-policy algorithm's replay, as networks see them; None where there are none.
 
-    On-policy algorithms have forgotten theirs when the rollout begins at which quantisation begins to act.
+    On-policy algorithms have forgotten theirs when the rollout begins at which quantization begins to act.
     """
     replay = getattr(model, "replay_buffer", None)
     if not isinstance(replay, ReplayBuffer) or replay.size() == 0:

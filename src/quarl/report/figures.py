@@ -62,7 +62,7 @@ def draw(
     """Draws means with their intervals against precision, a label's side by side with others', joined where only the
     bits of weights differ; float formats, which have no label, are grey. Returns the precisions from left to right.
 
-    colours: by label; labels that are new here are added. size: of a point.
+    colors: by label; labels that are new here are added. size: of a point.
     """
     order = sorted({row["precision"] for row in rows}, key=_width, reverse=True)
     axes.set_xticks(range(len(order)), order)
@@ -131,7 +131,7 @@ def learning(points: Sequence[Fields], episodes: Sequence[Fields], against: Mapp
     """Returns against each key of `against`, which has its name, a panel each.
 
     points: evaluations with `label` and, if they have them, `mean`, `ci_low` and `ci_high`: joined where they have the
-    same label, a hollow mark where they are alone, in the colour of the label up to a comma. One without a mean is a
+    same label, a hollow mark where they are alone, in the color of the label up to a comma. One without a mean is a
     moment, where a line stands. episodes: of training, by `return_mean`.
     """
     drawn, panels = style.panels(len(against), title, height=2.3, head=0.4, y="return")

@@ -53,7 +53,7 @@ def render(
         facts=facts,
         sentences=sentences,
         tables=tables,
-        # with the page's own colours; matplotlib escapes the texts in them
+        # with the page's own colors; matplotlib escapes the texts in them
         figures=[
             (caption, Markup(to_svg(figure).replace(INK, "currentColor").replace(PAPER, "var(--paper)")))
             for caption, figure in figures
@@ -64,7 +64,7 @@ def render(
 
 
 def fragment(table: Cells, title: str) -> str:
-    """The table alone as HTML text, which takes its colours from the page, or the notebook, that it stands in."""
+    """The table alone as HTML text, which takes its colors from the page, or the notebook, that it stands in."""
     macros: Any = _template("table.html.j2").module
     return str(macros.fragment(table, terms(table.kind), title))
 

@@ -121,7 +121,7 @@ FIGURES = {
 
 
 def _scheme(row: Fields) -> str:
-    """What points are coloured by."""
+    """What points are colored by."""
     return FLOATS if row["precision"] in FLOAT_BITS else f"scheme: {row['scheme']}"
 
 

@@ -31,7 +31,7 @@ class About(TypedDict, total=False):
     env_id: str | None
     seed: int | None
     statistics: str | None
-    """In words, with which file the agent's observations are normalised, or that none does."""
+    """In words, with which file the agent's observations are normalized, or that none does."""
 
 
 class Told(About, total=False):

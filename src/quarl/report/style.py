@@ -1,4 +1,4 @@
-"""How every figure looks: one set of colours and sizes, readable on light and dark pages."""
+"""How every figure looks: one set of colors and sizes, readable on light and dark pages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from quarl.errors import short
 from quarl.files import write_bytes
 
 INK = "#24292e"
-"""Text and axes. A page replaces it with its own text colour, so it is used for nothing else."""
+"""Text and axes. A page replaces it with its own text color, so it is used for nothing else."""
 PAPER = "#ffffff"
 """Inside of hollow markers. A page replaces it with its own background."""
 WIDTH = 6.0

@@ -1,4 +1,4 @@
-"""Figures of weights: where those of each layer lie between a quantiser's levels, and those of several models."""
+"""Figures of weights: where those of each layer lie between a quantizer's levels, and those of several models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES: Mapping[str, Any] = {"x": "weight", "y": "number of weights"}
 
 @style.look()
 def weight_distribution(layers: Sequence[Layer], title: str) -> Figure:
-    """One panel a layer: log histogram of the float weights over the levels that the quantiser offers them."""
+    """One panel a layer: log histogram of the float weights over the levels that the quantizer offers them."""
     shown = layers[:MAX_LAYERS]
     left_out = f" (first {len(shown)} of {len(layers)} layers)" if len(layers) > len(shown) else ""
     columns = min(len(shown), 2)
@@ -35,7 +35,7 @@ def weight_distribution(layers: Sequence[Layer], title: str) -> Figure:
         _histogram(axes, row.histogram, style.BARS, caption, columns)
         levels = layer.grid[(layer.grid >= edges[0]) & (layer.grid <= edges[-1])]
         if levels.size:
-            # as many lines as the panel has pixels would be a block of colour
+            # as many lines as the panel has pixels would be a block of color
             width = float(np.clip(60 / levels.size, 0.25, 1.2))
             # one path with gaps, not a path a level: a tenth of the file
             x, y = np.repeat(levels, 3), np.tile([0.0, 1.0, np.nan], levels.size)

@@ -1,6 +1,6 @@
 """Checkpoints of a learner: everything that it needs to go on, bit for bit, in one file per checkpoint.
 
-    checkpoint-0000012000.safetensors      networks, targets, optimisers, clocks, generators, replay; named by updates
+    checkpoint-0000012000.safetensors      networks, targets, optimizers, clocks, generators, replay; named by updates
 
 Nothing in them is executed: there are arrays and JSON values, and every one is checked against the model that it is to
 be put into. Killed at any moment, disk full or bits flipped: the newest sound one loads.

@@ -98,7 +98,7 @@ def give(model: BaseAlgorithm, facts: Facts, arrays: Mapping[str, Array]) -> Non
         state: dict[int, Facts] = {int(index): dict(numbers) for index, numbers in saved["numbers"].items()}
         for key, array in _below(name, arrays):
             index, _, entry = key.partition("/")
-            # a copy: the optimiser keeps what it is given, and these bytes are the file's
+            # a copy: the optimizer keeps what it is given, and these bytes are the file's
             state.setdefault(int(index), {})[entry] = torch.from_numpy(array.copy())
         groups = _groups(optimizer, saved)
         optimizer.load_state_dict({"state": state, "param_groups": groups})
@@ -151,7 +151,7 @@ def _statistics(model: BaseAlgorithm) -> Iterator[tuple[str, RunningMeanStd]]:
 
 
 def _tensors(model: BaseAlgorithm) -> dict[str, torch.Tensor]:
-    """Everything but the optimisers' state, whose names appear with the first update."""
+    """Everything but the optimizers' state, whose names appear with the first update."""
     tensors = {f"{name}/{key}": value for name, module in _modules(model) for key, value in module.state_dict().items()}
     tensors |= {f"tensor/{name}": attrgetter(name)(model) for name in model._get_torch_save_params()[1]}
     for name, statistics in _statistics(model):
@@ -195,7 +195,7 @@ def _check_finite(model: BaseAlgorithm, tensors: Mapping[str, torch.Tensor]) -> 
 
 
 def _readable(model: BaseAlgorithm, name: str) -> str:
-    """The layer's name, also where `name` is of an optimiser's state and numbers the parameters."""
+    """The layer's name, also where `name` is of an optimizer's state and numbers the parameters."""
     root, _, rest = name.partition("/")
     optimizer = dict(_optimizers(model)).get(root)
     if optimizer is None:
@@ -231,7 +231,7 @@ def _check_optimizer(name: str, optimizer: torch.optim.Optimizer, saved: Facts, 
 
 
 def _groups(optimizer: torch.optim.Optimizer, saved: Facts) -> list[Facts]:
-    """The optimiser's groups with the saved numbers; those of another release that this torch lacks are left out."""
+    """The optimizer's groups with the saved numbers; those of another release that this torch lacks are left out."""
     groups: list[Facts] = optimizer.state_dict()["param_groups"]
     for group, numbers in zip(groups, saved["groups"], strict=True):
         group |= {key: _like(group[key], numbers[key]) for key in numbers.keys() & group.keys() - {"params"}}

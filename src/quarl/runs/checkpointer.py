@@ -27,7 +27,7 @@ class Diverged(QuarlError):
 
 
 class Checkpointer:
-    """One run's checkpoints: networks, optimisers, clocks, generators, statistics and, off-policy, replay."""
+    """One run's checkpoints: networks, optimizers, clocks, generators, statistics and, off-policy, replay."""
 
     def __init__(
         self,

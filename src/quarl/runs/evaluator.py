@@ -71,7 +71,7 @@ class BestEvaluator(Evaluator):
         """Environment steps, returns and lengths of each evaluation."""
         self.best: tuple[bool, float, int] | None = None
         """(in integers, mean return, environment steps) of the best agent so far, which is the one in the folder. What
-        was trained with quantisation is better than anything before: the run is for that."""
+        was trained with quantization is better than anything before: the run is for that."""
         self.learners: gymnasium.Env[Any, Any] | None = None
         """The learner's environment while it lives, to play in where no second one can be made beside it."""
         self._is_alone: bool | None = None

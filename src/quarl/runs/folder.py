@@ -143,7 +143,7 @@ class RunFolder:
             raise QuarlError(f"{path} is malformed; remove the file to resume without it") from None
 
     def write_integers(self, policy: QuantizedPolicy, name: str | None = None) -> None:
-        """The policy that quantisation-aware training was for."""
+        """The policy that quantization-aware training was for."""
         artifact.write(policy, self.path / (name or self.integers.name))
 
     def write_evaluations(self, entries: Sequence[tuple[int, Array, Array]]) -> None:

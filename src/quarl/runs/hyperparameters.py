@@ -43,7 +43,7 @@ class Recipe:
     environment: EnvironmentOptions
     """How environments are made."""
     normalize: Mapping[str, Any] | None
-    """Arguments of VecNormalize; None: no normalisation."""
+    """Arguments of VecNormalize; None: no normalization."""
     noise: tuple[str, float] | None
     """Kind and standard deviation of the noise on actions, scaled to [-1, 1]."""
     arguments: Mapping[str, Any]

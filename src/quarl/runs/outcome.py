@@ -21,7 +21,7 @@ class TrainRow(Row):
     precision: Annotated[str, Column("trained for")]
     """fp32, or what it was trained for: w8a8."""
     quant_delay: int | None
-    """Environment steps before fake quantisation was to act; null in float32."""
+    """Environment steps before fake quantization was to act; null in float32."""
     switched_at: int | None
     """Environment steps when it began to, which is where the next rollout starts."""
     learner_dtype: Annotated[str, Column("learner", caption="learner in {}")]
@@ -50,7 +50,7 @@ class TrainRow(Row):
     measured_quantised: bool | None
     """False where no kernel runs that precision and it was simulated."""
     best_mean: Annotated[float | None, Column("best", formats.number)]
-    """The highest of the running evaluations (with --qat: since quantisation acts); best_model.zip is that agent.
+    """The highest of the running evaluations (with --qat: since quantization acts); best_model.zip is that agent.
     Null with --eval-freq 0."""
     best_timesteps: int | None
     folder: str

@@ -112,7 +112,7 @@ class Training:
                 self._save_last(clock_s)
                 open_environments.close()  # of some environments only one may live, which is the next evaluation's now
                 integers = None if self.config.qat is None else self.evaluator.integers(self.model)
-                if integers is not None:  # what quantisation-aware training was for
+                if integers is not None:  # what quantization-aware training was for
                     self.folder().write_integers(integers)
                 evaluated = {entry[0] for entry in self.evaluator.entries}
                 if callback.eval_freq and self.model.num_timesteps not in evaluated:
