@@ -336,7 +336,7 @@ def test_an_agent_whose_numbers_begin_elsewhere_is_handed_to_its_environment_as_
             same.evaluate(episodes=3, env_id="Shifted-v0", stochastic=True)
             assert set(played[-60:]) == {0, 1, 2}
     said = capsys.readouterr().err
-    assert "begin at 5, Stable-Baselines3 counts them from 0: it is handed numbers from 0" in said
+    assert "begin at 5, but Stable-Baselines3 counts from 0: it gets numbers from 0" in said
     module = torch.nn.Linear(3, 3)
     quarl.from_module(module, Shifted.observation_space, Shifted.action_space).evaluate(
         episodes=3, env_id="Shifted-v0", stochastic=True

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
         ("--params noise_type:normal noise_std:0.1", "ppo takes no action noise"),
         ("--params double_q:True", "--params double_q requires --algo dqn"),
         ("--device cub", "--device is 'cub'; use auto, cpu, cuda"),
-        ("-i file", "file is no zip: -i takes agents of Stable-Baselines3"),
+        ("-i file", "file is not a zip file: -i takes agents of Stable-Baselines3"),
         ("-i missing.zip --resume", "keep one"),
         ("--json nowhere/row.json", "cannot write --json"),
     ],

@@ -83,7 +83,7 @@ def test_a_run_that_was_killed_goes_on_from_its_last_round_to_the_bits_of_one_th
     assert cli.main([*words, "-o", str(cut)]) == 2
     assert "holds a run (checkpoint-int2e8.safetensors): go on with --resume" in capsys.readouterr().err
     assert cli.main([*words, "--seed", "1", "-o", str(cut), "--resume"]) == 2
-    assert "is of a run whose seed is 0, not 1: resume with its options" in capsys.readouterr().err
+    assert "is from a run whose seed is 0, not 1: resume with its options" in capsys.readouterr().err
     assert cli.main([*words, "-o", str(cut), "--resume"]) == 0
     assert "--resume" not in capsys.readouterr().out  # in the command that repeats it
     assert sorted(path.name for path in cut.iterdir()) == sorted(path.name for path in whole.iterdir())

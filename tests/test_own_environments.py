@@ -133,7 +133,7 @@ def test_missing_masks_are_named_and_not_the_environment_blamed(tmp_path, capsys
     model.save(tmp_path / "mine.zip")
     assert main(["eval", str(tmp_path / "mine.zip"), "--env", "Strict-v0", "--episodes", "2"]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "raised" in line]
-    assert "it has no action_masks(), with which the policy was trained" in line
+    assert "it has no action_masks(), which the policy was trained with" in line
     assert main(["eval", str(tmp_path / "mine.zip"), "--env", "MaskedSeven-v0", "--episodes", "2"]) == 0
 
 
@@ -147,7 +147,7 @@ def test_a_limit_shortens_the_episodes_of_an_object_and_a_batch_shares_none(agen
 @pytest.mark.parametrize("options", [{"frame_stack": 2}, {"wrappers": ["ClipAction"]}, {"env_kwargs": {"a": 1}}])
 @pytest.mark.parametrize("name", METHODS)
 def test_an_object_and_options_of_new_environments_exclude_each_other(name, options, agent, tmp_path):
-    with pytest.raises(QuarlError, match="env is made already: drop env_kwargs, wrappers and frame_stack"):
+    with pytest.raises(QuarlError, match="env already exists: drop env_kwargs, wrappers and frame_stack"):
         METHODS[name](agent, tmp_path, env=Seven(), **options)
     with pytest.raises(QuarlError, match=r"env is a str, not a gymnasium\.Env; an id is given as env_id"):
         METHODS[name](agent, tmp_path, env="Seven-v0")

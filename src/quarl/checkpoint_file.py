@@ -1,9 +1,9 @@
 """One checkpoint file: safetensors whose metadata is a JSON manifest with a sha256 of every tensor.
 
-It is written past its final name and renamed, so that a crash at any moment leaves the old file or the new one, whole.
-The header is a function of the manifest alone and the manifest carries its own sha256: every bit of the file is either
-under a checksum or compared with what must stand there. Neither writing nor reading holds a replay buffer in memory
-twice: arrays are mapped.
+It is written under a temporary name and renamed: a crash at any time leaves the complete old file or the new one.
+The header is a function of the manifest, and the manifest carries its own sha256. Every bit of the file is therefore
+under a checksum or compared with its only valid value. Neither writing nor reading holds a replay buffer in memory
+twice: arrays are memory-mapped.
 """
 
 from __future__ import annotations
@@ -32,37 +32,55 @@ SCHEMA = 1
 TEMPORARY = ".quarl-"
 UNKNOWN = "0" * 64
 MAX_HEADER = 2**26
-"""Bytes; of a long run of many environments it has some hundred thousand."""
+"""Largest header in bytes; a long run of many environments has some hundred thousand."""
 
 
 class CheckpointError(QuarlError):
-    """Nothing could be written: disk full, folder gone. What was saved before is untouched, and training can go on."""
+    """The checkpoint could not be written (disk full, folder missing).
+
+    Earlier files are unchanged and training can continue.
+    """
 
 
 class DamagedError(QuarlError):
-    """The file is not, bit for bit, what was saved."""
+    """The file differs from the one that was saved."""
 
 
 def write(path: Path, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-    """Saves JSON values and arrays at `path`; raises CheckpointError and changes nothing where that fails."""
+    """Save JSON values and arrays at `path`; nothing changes if that fails.
+
+    Args:
+        path: File to write.
+        facts: JSON values, which go into the manifest.
+        arrays: Arrays by name.
+
+    Raises:
+        CheckpointError: The file cannot be written.
+        UnsupportedError: An array has a dtype that a checkpoint cannot hold.
+    """
     for name, array in arrays.items():
         if array.dtype not in NAMES:
             raise UnsupportedError(f"{name!r} has dtype {array.dtype}, which a checkpoint cannot hold")
-    facts = json.loads(json.dumps(facts, default=plain))  # fixed from here on: the header is written twice
+    facts = json.loads(json.dumps(facts, default=plain))  # fixed from here on, because the header is written twice
     contents = {name: np.asarray(arrays[name], order="C") for name in ordered(arrays)}
     with ThreadPoolExecutor(1) as pool, replacing(path) as file:
-        digests = pool.map(digest, contents.values())  # beside the writing: neither holds the interpreter's lock
+        digests = pool.map(digest, contents.values())  # parallel to writing: neither holds the interpreter's lock
         files.put(file, first_bytes(_manifest(facts, contents, dict.fromkeys(contents, UNKNOWN))))
         for array in contents.values():
             files.put(file, raw(array))
+        # now the digests are known: overwrite the first header with the final one
         final = first_bytes(_manifest(facts, contents, dict(zip(contents, digests, strict=True))))
         file.seek(0)
-        files.put(file, final)  # as long as the first one: only the digests differ
+        files.put(file, final)  # the length does not change: only the digests differ
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """`files.replacing`, for which what killed writers left makes room; CheckpointError where the disk refuses."""
+    """Open the file as `files.replacing` does, after removing leftovers of killed writers.
+
+    Raises:
+        CheckpointError: The file cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _sweep(path.parent)
@@ -71,12 +89,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             yield file
     except OSError as error:
         raise CheckpointError(
-            f"cannot save {path}: {error.strerror or error}; what was saved before is kept, {files.advice(error)}"
+            f"cannot save {path}: {error.strerror or error}; the files saved before are kept, {files.advice(error)}"
         ) from None
 
 
 def _sweep(folder: Path) -> None:
-    """Removes what killed writers left; a living one holds the lock of its file, whatever its process id is by now."""
+    """Remove files of killed writers; a running writer holds a lock on its file, even if its process id was reused."""
     for path in filter(Path.is_file, folder.glob(f"{TEMPORARY}*.tmp")):
         with contextlib.suppress(OSError), path.open("rb") as file:
             if hold(file.fileno()):
@@ -84,7 +102,10 @@ def _sweep(folder: Path) -> None:
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Manifest and arrays, every checksum verified; the arrays are mapped, so copy what is to be kept or changed."""
+    """Return the manifest and the arrays after verifying every checksum.
+
+    The arrays are memory-mapped: copy those to be changed or kept.
+    """
     try:
         manifest = _checked_manifest(path)
         with _damaged():
@@ -103,9 +124,9 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
 
 
 def _checked_manifest(path: Path) -> Any:
-    """The manifest, once the header is known to be exactly the one that we write for it."""
+    """Return the manifest after checking that the header is exactly the one that QuaRL writes for it."""
     size = path.stat().st_size
-    if not path.is_file():  # to open a pipe would wait for its writer
+    if not path.is_file():  # opening a pipe would wait for its writer
         raise DamagedError("it is not a regular file")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -129,7 +150,7 @@ def _checked_manifest(path: Path) -> Any:
 
 @contextlib.contextmanager
 def _damaged() -> Iterator[None]:
-    """What is refused inside is not what was saved."""
+    """Re-raise `QuarlError` from the block as `DamagedError`."""
     try:
         yield
     except QuarlError as error:
@@ -146,6 +167,6 @@ def _manifest(facts: Mapping[str, Any], arrays: Mapping[str, Array], digests: Ma
 
 
 def first_bytes(manifest: str) -> bytes:
-    """Length and header of the file that has this manifest; padded, so that the tensors start aligned."""
+    """Return length and header of the file with this manifest, padded so that the tensors are aligned."""
     table = {name: (entry["dtype"], entry["shape"]) for name, entry in json.loads(manifest)["tensors"].items()}
     return header(table, sealed(manifest), ascii_only=True)

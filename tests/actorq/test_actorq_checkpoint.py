@@ -262,7 +262,7 @@ def test_a_full_disk_at_any_step_leaves_the_previous_checkpoint(tmp_path, monkey
     steps = {"put": tensors + 2, "sync": 2}.get(step, 1)  # the header is written twice; file and folder are synced
     for last in range(1, steps + 1):
         calls = 0
-        with pytest.raises(CheckpointError, match="No space left on device; what was saved before is kept"):
+        with pytest.raises(CheckpointError, match="No space left on device; the files saved before are kept"):
             checkpoint.save(tmp_path, model, {}, keep=1)
         assert (tmp_path / "checkpoint-0000000005.safetensors").read_bytes() == before
         assert not list(tmp_path.glob(f"{checkpoint_file.TEMPORARY}*"))
@@ -481,7 +481,7 @@ EXP_AVG = "policy.optimizer/0/exp_avg"
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda saved, arrays: saved.clear(), r"its optimisers are \[\] and this run's are \['policy.optimizer'\]"),
+        (lambda saved, arrays: saved.clear(), r"its optimizers are \[\] and this run's are \['policy.optimizer'\]"),
         (lambda saved, arrays: arrays.update({EXP_AVG: np.zeros(3)}), r"shape \(3,\) for parameter 0, whose shape"),
         (lambda saved, arrays: arrays.pop(EXP_AVG), "lacks 0/exp_avg; the checkpoint is damaged"),
         (lambda saved, arrays: saved["policy.optimizer"].update(groups=[]), "steps other parameters than this run's"),

@@ -399,7 +399,7 @@ def test_an_evaluation_that_raises_is_played_once_more_and_then_left_out(supervi
 
     monkeypatch.setattr(evaluator, "evaluate", evaluate)
     assert supervisor._evaluate()
-    again = "an evaluation begins again (KeyError: 'lost')"
+    again = "an evaluation restarts (KeyError: 'lost')"
     assert (len(supervisor.evaluator.entries), said) == (1, [again])
     failures += [KeyError("lost"), KeyError("lost")]
     assert supervisor._evaluate()

@@ -145,7 +145,7 @@ def test_seconds_of_a_run_in_parts_add_up_to_its_clock_and_are_counted_once():
     assert {process: sum(seconds.values()) for process, seconds in spent.items()} == dict.fromkeys(spent, 100.0)
     learner = {"updates": 20.0, "experience": 2.0, "weights": 4.0, "checkpoints": 6.0, "waiting": 8.0, "other": 60.0}
     assert spent["learner"] == learner
-    assert spent["publisher"] == {"quantising": 3.0, "weights": 2.0, "waiting": 95.0}
+    assert spent["publisher"] == {"quantizing": 3.0, "weights": 2.0, "waiting": 95.0}
     assert spent["actor\n0"]["waiting"] == 11.0
     assert spent["actor\n0"]["weights"] == 6.0
 
@@ -313,7 +313,7 @@ def test_one_environment_at_a_time_is_enough_and_threads_of_a_bridge_hold_no_pro
 
 def test_what_an_environment_does_wrong_is_said_before_anything_starts(tmp_path, capsys):
     assert run(tmp_path / "out", "--algo", "ddpg", "--env", "difficult_environments:ShortLater-v0") == 2
-    said = "quarl: ShortLater-v0 gave an observation of float32 (1,) where its space says float32 (2,)"
+    said = "quarl: ShortLater-v0 gave an observation of float32 (1,) but its space has float32 (2,)"
     assert capsys.readouterr().err.splitlines()[-1].startswith(said)
     assert not (tmp_path / "out").exists()
 

@@ -115,7 +115,7 @@ def test_what_is_kept_goes_on_bit_for_bit_and_is_refused_where_a_bit_of_it_has_c
             next(distill(calibrated, spec, file=file))
     file.write_bytes(kept)
     for what, value in (("rounds", 3), ("seed", 1)):
-        with pytest.raises(QuarlError, match=f"is of a run whose {what} is"):
+        with pytest.raises(QuarlError, match=f"is from a run whose {what} is"):
             next(distill(calibrated, spec, dataclasses.replace(SHORT, **{what: value}), file=file))
 
 

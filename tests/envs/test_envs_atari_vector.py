@@ -195,11 +195,19 @@ def test_auto_is_native_where_it_plays_the_same_game():
 @pytest.mark.parametrize(
     ("env_id", "entries", "said"),
     [
-        ("CartPole-v1", {}, "CartPole-v1 is no Atari game"),
+        ("CartPole-v1", {}, "CartPole-v1 is not an Atari game"),
         ("PongNoFrameskip-v4", {}, "not none"),
         ("PongNoFrameskip-v4", {"env_wrapper": [ATARI]}, "not AtariWrapper"),
-        ("PongNoFrameskip-v4", {"env_wrapper": [{ATARI: {"size": 84}}], "frame_stack": 4}, "AtariWrapper has no size"),
-        ("PongNoFrameskip-v4", {"env_wrapper": [ATARI], "frame_stack": 4, "env_kwargs": {"mode": 1}}, "knows no mode"),
+        (
+            "PongNoFrameskip-v4",
+            {"env_wrapper": [{ATARI: {"size": 84}}], "frame_stack": 4},
+            "AtariWrapper has no .* size",
+        ),
+        (
+            "PongNoFrameskip-v4",
+            {"env_wrapper": [ATARI], "frame_stack": 4, "env_kwargs": {"mode": 1}},
+            "does not support mode",
+        ),
     ],
 )
 def test_native_says_in_one_line_what_it_cannot(env_id: str, entries: dict[str, Any], said: str):

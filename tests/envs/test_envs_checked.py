@@ -32,13 +32,13 @@ FAULTS = {
     "Exiting": "Exiting-v0 raised SystemExit: no licence (difficult_environments.py, line ",
     "ExitingAtReset": "ExitingAtReset-v0 raised SystemExit: 3 (difficult_environments.py, line ",
     "Raising": "Raising-v0 raised ConnectionError: simulator connection lost (difficult_environments.py, line ",
-    "NanObservation": "NanObservation-v0 gave an observation that is NaN or infinite: mend its step() or reset()",
+    "NanObservation": "NanObservation-v0 gave an observation that is NaN or infinite: fix its step() or reset()",
     "ArrayReward": "ArrayReward-v0: its step() returns a reward of shape (1,): return a number, as float(reward) is",
     "OldStep": "OldStep-v0: its step() returns 4 values, as in Gym before 0.26: return observation, reward, ",
     "OldReset": "OldReset-v0: its reset() returns the observation alone, as in Gym before 0.26: return observation, {}",
     "Unseeded": "Unseeded-v0: its reset() takes no seed, as in Gym before 0.26: write reset(self, *, seed=None",
-    "Short": "Short-v0 gave an observation of float32 (1,) where its space says float32 (2,)",
-    "ShortLater": "ShortLater-v0 gave an observation of float32 (1,) where its space says float32 (2,)",
+    "Short": "Short-v0 gave an observation of float32 (1,) but its space has float32 (2,)",
+    "ShortLater": "ShortLater-v0 gave an observation of float32 (1,) but its space has float32 (2,)",
 }
 
 
@@ -109,7 +109,7 @@ def test_where_one_environment_may_live_episodes_are_the_same_one_at_a_time(name
     plain = played("Line", episodes=5)
     assert np.array_equal(played(name, episodes=5, batch=batch).returns, plain.returns)
     said = capfd.readouterr().err
-    assert ("episodes are played 1 at a time, for no more environments can be made" in said) == (batch > 1)
+    assert ("episodes are played 1 at a time: no more environments can be made" in said) == (batch > 1)
     env_id = f"{HERE}{name}-v0"
     engine = engines.load(TO_THE_MIDDLE, "reference", batch=batch)
     met, others = (

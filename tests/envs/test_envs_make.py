@@ -99,7 +99,7 @@ def test_a_policy_is_given_its_environment_wrappers_and_arguments() -> None:
 
 
 def test_a_policy_without_an_environment_asks_for_one() -> None:
-    with pytest.raises(QuarlError, match="does not say which environment it was trained on; name one with --env"):
+    with pytest.raises(QuarlError, match="does not name the environment it was trained on; name one with --env"):
         home_of(linear((4,)))
 
 
@@ -133,7 +133,7 @@ def test_the_users_own_module_is_imported_where_the_user_names_it(module: str) -
 
 def test_a_policy_file_that_names_a_module_is_refused_and_the_users_choice_stands(module: str) -> None:
     policy = linear((4,), env_id=f"{module}:Mine-v0")
-    with pytest.raises(QuarlError, match="only your own words may name a module, as in --env"):
+    with pytest.raises(QuarlError, match="only a typed id may name a module, as in --env"):
         home_of(policy).make_for(policy)
     home_of(policy, "CartPole-v1").make_for(policy).close()
     assert not Path("imported").exists()

@@ -125,7 +125,7 @@ def test_an_environment_without_masks_is_played_without_and_says_so(capsys: pyte
     note_once.cache_clear()
     quarl.evaluate(quarl.from_sb3(trained()), env_id="Doors-v0", env_kwargs={"kind": "discrete"}, episodes=2)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "action_masks" in line]
-    assert "any action of Doors-v0, for it has no action_masks()" in line
+    assert "any action of Doors-v0, because it has no action_masks()" in line
 
 
 @pytest.mark.parametrize(("said", "words"), [([True] * 5, "5 values of bool for 6 scores"), (["no"] * 6, "of <U2")])

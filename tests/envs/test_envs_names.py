@@ -78,8 +78,8 @@ def test_a_name_far_from_every_id_gets_no_suggestion() -> None:
 def test_an_environment_of_somebody_elses_is_no_misspelt_one(asked: str) -> None:
     with pytest.raises(QuarlError) as caught:
         _ = Environment.typed_by_user(asked).env_id
-    own = f"an environment of your own is --env module:{asked}"
-    assert str(caught.value) == f"unknown environment {asked!r}; it is in no suite that is known here; {own}"
+    own = f"name an environment of your own with --env module:{asked}"
+    assert str(caught.value) == f"unknown environment {asked!r}; it is in no suite that QuaRL supports; {own}"
 
 
 def test_a_module_in_an_id_is_never_imported(monkeypatch: pytest.MonkeyPatch) -> None:

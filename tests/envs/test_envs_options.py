@@ -215,7 +215,7 @@ def test_steps_count_inside_wrappers_and_an_endless_episode_is_told_early(
     with pytest.raises(QuarlError, match="not ended after 2,000 steps"):
         episodes(replace(policy, provenance=replace(policy.provenance, wrappers=())), 2_000)
     said = capsys.readouterr().err
-    assert said.startswith(f"quarl: episodes of Endless-v0 have no time limit, and one goes on after {TOLD:,} steps")
+    assert said.startswith(f"quarl: episodes of Endless-v0 have no time limit, and one is longer than {TOLD:,} steps")
     assert said.count("\n") == 1
     limited = replace(policy.provenance, max_episode_steps=1_500)
     (episode,) = episodes(replace(policy, provenance=limited), 3_000)

@@ -131,7 +131,7 @@ def test_an_unknown_wrapper_is_one_line_and_imports_nothing(dotted: str, monkeyp
 def test_preprocessing_of_colours_refuses_other_observations_at_once() -> None:
     require.module("cv2")
     with pytest.raises(
-        QuarlError, match=r"^.*AtariWrapper cannot be applied.*: it reads images in colour, not .* \(3,\); drop it.*\Z"
+        QuarlError, match=r"^.*AtariWrapper cannot be applied.*: it reads images in color, not .* \(3,\); drop it.*\Z"
     ):
         make("Pendulum-v1", wrappers=[("stable_baselines3.common.atari_wrappers.AtariWrapper", {})])
 

@@ -94,7 +94,7 @@ def test_the_first_source_that_is_at_hand_is_taken(study_file: Write):
     ("policies", "said"),
     [
         ("{algo: dqn, env: CartPol-v1, source: train}", r"line 6: unknown environment.*'CartPole-v1'\?"),
-        ("{algo: ppo, env: Point-v0, source: train}", "line 6: .* your own is --env-module module"),
+        ("{algo: ppo, env: Point-v0, source: train}", "line 6: .* your own with --env-module module"),
         (
             "{algo: ppo, env: 'my:Point-v0', source: train}",
             "line 6: .* name a module, as in --env-module my",

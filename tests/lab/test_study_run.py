@@ -333,9 +333,7 @@ def test_an_environment_of_one_s_own_is_played_where_the_command_names_its_modul
     named = path.read_text().replace(name, f"'{needs}'")
     (tmp_path / "named.yml").write_text(named)
     # a file imports nothing, be the module named on the command line or not
-    assert "only your own words may name a module" in refused(
-        capsys, "study", "run", "named.yml", "--env-module", module
-    )
+    assert "only a typed id may name a module" in refused(capsys, "study", "run", "named.yml", "--env-module", module)
     rows = run(path, "--env-module", module, "--only", f"ppo/{name}")
     assert [(row["method"], row["env_id"], row["state"], row["mean"]) for row in rows] == [
         ("fp32", name, "done", 2.0),

@@ -250,7 +250,7 @@ def test_a_model_that_was_not_trained_with_quantisation_is_not_converted():
         qat.convert(model)
     qat.prepare(model, "w8a8")
     model.learn(128, callback=qat.QuantDelay(10**6, allow_inactive=True))
-    with pytest.raises(QuarlError, match=r"has not acted .*: learn with callback=qat.QuantDelay\(\)"):
+    with pytest.raises(QuarlError, match=r"was never active .*: learn with callback=qat.QuantDelay\(\)"):
         qat.convert(model)
 
 

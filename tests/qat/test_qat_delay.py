@@ -40,7 +40,7 @@ def test_the_step_at_which_it_begins_to_act_is_told(algo: str, delay: int, expec
     model.set_logger(Logger(folder=None, output_formats=[logged]))
     model.learn(512, callback=qat.QuantDelay(delay, say=said.append))
     assert qat.switched_at(model) == expected
-    assert said == [f"fake quantisation acts from step {expected} on"]
+    assert said == [f"fake quantization is active from step {expected} on"]
     assert logged.switches == [expected]
 
 
@@ -81,7 +81,7 @@ class Stop(BaseCallback):
 @pytest.mark.parametrize(
     ("kwargs", "delay", "stop", "said"),
     [
-        ({}, 150, 100, "before step 150, from which on quantisation would have acted"),
+        ({}, 150, 100, "before step 150, at which quantization would have become active"),
         ({"train_freq": 4, "gradient_steps": 0}, 100, 200, "without an update after step 100"),
     ],
 )
@@ -141,9 +141,9 @@ class Own(BaseFeaturesExtractor):
 @pytest.mark.parametrize(
     ("extractor", "message"),
     [
-        (Twice, r"'features_extractor\.l.*' is no module of its own"),
+        (Twice, r"'features_extractor\.l.*' is not a separate module"),
         (Own, r"'features_extractor\.l' is a OwnLinear"),
-        (Normalised, r"layer 'features_extractor\.net\.0' gives is normalised"),
+        (Normalised, r"layer 'features_extractor\.net\.0' is normalized"),
     ],
 )
 def test_a_model_that_is_refused_is_as_it_was(extractor: Any, message: str):
@@ -185,7 +185,7 @@ def test_the_observation_has_no_fewer_bits_than_activations():
 
 def test_more_bits_of_the_observation_than_sums_are_exact_with_are_refused():
     model = make("ppo")
-    with pytest.raises(QuarlError, match=r"cannot have 16 bits: .* ask for \d+ at most"):
+    with pytest.raises(QuarlError, match=r"cannot have 16 bits: .* use at most \d+"):
         qat.prepare(model, qat.QatSpec.parse("w8a8", observation_bits=16))
     assert not isinstance(model.policy, QatPolicy)
     with pytest.raises(QuarlError, match="observation bits require activation bits: w4 leaves both"):
@@ -212,7 +212,7 @@ def test_sixteen_bits_of_weights_and_activations_are_near_float32():
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_training_without_the_callback_is_warned_of_once(algo: str):
     model = prepared(algo, "w8a8")
-    with pytest.warns(UserWarning, match=r"prepared for w8a8 and trained without qat\.QuantDelay") as found:
+    with pytest.warns(UserWarning, match=r"prepared for w8a8 but trained without qat\.QuantDelay") as found:
         model.learn(512)
     assert len(found) == 1
     assert not qat.is_active(model)

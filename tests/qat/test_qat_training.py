@@ -234,7 +234,7 @@ def test_a_run_in_two_parts_has_the_grids_of_one_without_a_break(stop: int):
 def test_batch_normalisation_is_read_and_refused_for_training_until_it_is_folded():
     kwargs = {"net_arch": [8], "features_extractor_class": Normalised}
     model = TD3("MlpPolicy", "Pendulum-v1", device="cpu", buffer_size=10, policy_kwargs=kwargs)
-    with pytest.raises(UnsupportedError, match=r"layer 'features_extractor\.net\.0' gives is normalised or changed by"):
+    with pytest.raises(UnsupportedError, match=r"layer 'features_extractor\.net\.0' is normalized or changed by"):
         qat.prepare(model, "w8a8")
     assert not any("net.1" in op.name for op in from_model(model).ops)
     policy = model.policy.eval()
@@ -251,7 +251,7 @@ def test_batch_normalisation_is_read_and_refused_for_training_until_it_is_folded
 def test_parameters_of_a_model_that_was_not_prepared_are_refused_in_one_line():
     prepared, plain = make("ppo"), make("ppo", seed=1)
     qat.prepare(prepared, "w8a8")
-    with pytest.raises(QuarlError, match=r"of a model that was not prepared: set them before qat\.prepare"):
+    with pytest.raises(QuarlError, match=r"a model that was not prepared: load them before qat\.prepare"):
         prepared.set_parameters(plain.get_parameters())
     other = make("ppo", seed=1)
     qat.prepare(other, "w8a8")
@@ -265,12 +265,12 @@ class OwnPolicy(ActorCriticPolicy):
 
 def test_what_cannot_be_prepared_is_refused_by_name():
     model = prepared("ppo", "w8a8")
-    with pytest.raises(QuarlError, match="prepared already, for w8a8"):
+    with pytest.raises(QuarlError, match="already prepared for w8a8"):
         qat.prepare(model, "w4a8")
     custom = PPO("MlpPolicy", "CartPole-v1", device="cpu", policy_kwargs={"activation_fn": torch.nn.CELU})
     with pytest.raises(UnsupportedError, match=r"policy_net\.1' \(CELU\) calls aten\.celu.*; use nn\.SiLU, "):
         qat.prepare(custom, "w8a8")
-    with pytest.raises(UnsupportedError, match="OwnPolicy is not one of the policies that can be trained"):
+    with pytest.raises(UnsupportedError, match="OwnPolicy does not support quantization-aware training"):
         qat.prepare(PPO(OwnPolicy, "CartPole-v1", device="cpu"), "w8a8")
     with pytest.raises(QuarlError, match="not prepared"):
         make("ppo").learn(128, callback=qat.QuantDelay())

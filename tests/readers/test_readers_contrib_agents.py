@@ -167,7 +167,7 @@ def test_the_first_linear_policies_had_one_layer_of_another_name(archives: dict[
 def test_training_for_a_precision_refuses_what_it_cannot_take_by_name(name: str):
     learner = model(name)
     before = {key: tensor.clone() for key, tensor in learner.policy.state_dict().items()}
-    with pytest.raises(UnsupportedError, match=f"not {name}: distil the trained agent instead"):
+    with pytest.raises(UnsupportedError, match=f"not {name}: distill the trained agent instead"):
         qat.prepare(learner, "w4a8")
     after = learner.policy.state_dict()
     assert list(after) == list(before)

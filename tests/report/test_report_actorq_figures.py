@@ -108,10 +108,10 @@ def bars(axes):
 
 
 def test_bars_of_processes_are_stacked_in_the_order_of_their_parts():
-    spent = {"learner": {"updates": 7.0, "waiting": 2.0}, "publisher": {"quantising": 1.0, "waiting": 8.0}}
+    spent = {"learner": {"updates": 7.0, "waiting": 2.0}, "publisher": {"quantizing": 1.0, "waiting": 8.0}}
     (axes,) = process_figures.processes(spent, "").axes
     found = {each.get_label(): [(bar.get_y(), bar.get_height()) for bar in each] for each in axes.containers}
-    assert (found["updates"], found["quantising"]) == ([(0.0, 7.0), (0.0, 0.0)], [(7.0, 0.0), (0.0, 1.0)])
+    assert (found["updates"], found["quantizing"]) == ([(0.0, 7.0), (0.0, 0.0)], [(7.0, 0.0), (0.0, 1.0)])
     assert found["waiting"] == [(7.0, 2.0), (1.0, 8.0)]
     assert [*found] == [*process_figures.SPENT]
 

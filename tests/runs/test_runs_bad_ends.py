@@ -22,9 +22,9 @@ EARLY = {"a2c": [], "ddpg": ["learning_starts:10"]}
     [
         ("a2c", "Raising", "Raising-v0 raised ConnectionError: simulator connection lost (difficult", 32),
         ("ddpg", "Raising", "Raising-v0 raised ConnectionError: simulator connection lost (difficult", 40),
-        ("a2c", "NanObservation", "NanObservation-v0 gave an observation that is NaN or infinite: mend its step()", 32),
-        ("ddpg", "NanObservation", "NanObservation-v0 gave an observation that is NaN or infinite: mend its", 39),
-        ("a2c", "InfiniteReward", "InfiniteReward-v0 gave a reward that is NaN or infinite: mend its step()", 32),
+        ("a2c", "NanObservation", "NanObservation-v0 gave an observation that is NaN or infinite: fix its step()", 32),
+        ("ddpg", "NanObservation", "NanObservation-v0 gave an observation that is NaN or infinite: fix its", 39),
+        ("a2c", "InfiniteReward", "InfiniteReward-v0 gave a reward that is NaN or infinite: fix its step()", 32),
         ("a2c", "OldStep", "OldStep-v0: its step() returns 4 values, as in Gym before 0.26", 0),
         ("a2c", "ArrayReward", "ArrayReward-v0: its step() returns a reward of shape (1,)", 0),
         ("a2c", "OldReset", "OldReset-v0: its reset() returns the observation alone", None),
@@ -36,7 +36,7 @@ def test_what_an_environment_did_wrong_is_said_with_how_to_go_on(algo, name, sai
     assert main(words(algo, f"{HERE}{name}-v0", 64, *EARLY[algo])) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith(f"quarl: {said}")
-    assert line.endswith(f"go on with quarl train --resume --algo {algo} --env {HERE}{name}-v0 -f logs") == bool(saved)
+    assert line.endswith(f"resume with quarl train --resume --algo {algo} --env {HERE}{name}-v0 -f logs") == bool(saved)
     runs = list(tmp_path.glob("logs/*/*_1"))
     found = [checkpoint.load_latest(path).facts["counters"]["num_timesteps"] for path in runs]
     assert found == ([] if saved is None else [saved])
@@ -96,7 +96,7 @@ def test_a_last_evaluation_that_fails_says_where_the_agent_is(tmp_path, capsys):
     assert line.startswith(
         "quarl: the last evaluation failed (Raising-v0 raised ConnectionError: simulator connection "
     )
-    assert line.endswith("; the agent is there: logs/a2c/Raising-v0_1/Raising-v0.zip")
+    assert line.endswith("; the agent is saved as logs/a2c/Raising-v0_1/Raising-v0.zip")
     assert (tmp_path / "logs/a2c/Raising-v0_1/Raising-v0.zip").is_file()
 
 
@@ -109,7 +109,7 @@ def test_that_there_is_no_time_limit_is_said_before_training_which_goes_on_witho
     said = capsys.readouterr().err.splitlines()
     assert "Unlimited-v0 has no time limit" in said[1]
     assert "--max-episode-steps sets a limit" in said[1]
-    left_out = [line for line in said if "is left out (an episode has not ended after 1,000 steps" in line]
+    left_out = [line for line in said if "steps (an episode has not ended after 1,000 steps" in line]
     assert len(left_out) == 2
     assert said[-1].startswith("quarl: the last evaluation failed (an episode has not ended after 1,000 steps: give")
     assert (tmp_path / "logs/a2c/Unlimited-v0_1/Unlimited-v0.zip").is_file()

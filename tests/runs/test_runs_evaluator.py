@@ -103,8 +103,8 @@ def test_an_evaluation_that_raises_is_played_once_more_and_then_left_out(tmp_pat
     failures += [KeyError("lost"), KeyError("lost")]
     assert found.look(model) is None
     assert ([steps for steps, *_ in found.entries], failures) == ([0], [])
-    again = "an evaluation begins again (KeyError: 'lost')"
-    assert said == [again, again, "the evaluation after 0 steps is left out (KeyError: 'lost'); training goes on"]
+    again = "an evaluation restarts (KeyError: 'lost')"
+    assert said == [again, again, "skipped the evaluation after 0 steps (KeyError: 'lost'); training continues"]
 
 
 @pytest.mark.slow

@@ -88,7 +88,7 @@ def test_runs_that_start_at_once_get_folders_of_their_own(tmp_path, monkeypatch)
     row = train(tmp_path, "a2c", "CartPole-v1", 64)
     assert row["folder"].endswith("CartPole-v1_2")
     monkeypatch.setattr("quarl.runs.folder.ATTEMPTS", 2)
-    with pytest.raises(QuarlError, match="gets runs faster than one can be made; choose another folder with -f"):
+    with pytest.raises(QuarlError, match="other runs took its number each time; choose another with -f"):
         RunFolder.new(tmp_path / "logs", "a2c", "CartPole-v1")
     with pytest.raises(QuarlError, match=r"cannot write to /proc/zz: .*; choose another with -f"):
         RunFolder.new(Path("/proc/zz"), "a2c", "CartPole-v1")
@@ -113,7 +113,8 @@ def test_an_environment_that_raises_is_not_taken_for_divergence_and_what_was_lea
         'quarl: CartPole-v1 raised KeyError: "a fault of the user\'s environment" (test_runs_faults.'
     )
     assert said.endswith(
-        f"after {saved} steps, which are saved: go on with quarl train --resume --algo {algo} --env CartPole-v1 -f logs"
+        f"after {saved} steps, which are saved: "
+        f"resume with quarl train --resume --algo {algo} --env CartPole-v1 -f logs"
     )
     # A2C's rollout of 16 steps in 8 environments is played anew, DQN's steps are in replay
     assert checkpoint.load_latest(tmp_path / f"logs/{algo}/CartPole-v1_1").facts["counters"]["num_timesteps"] == saved

@@ -171,7 +171,7 @@ def test_ctrl_c_saves_exits_with_130_and_says_how_to_go_on(algo, done, tmp_path,
         assert main(words(algo, "CartPole-v1", 1024)) == 130
     captured = capsys.readouterr()
     (line,) = [line for line in captured.err.splitlines() if "stopped" in line]
-    command = re.search(r"go on with quarl (train --resume .*)$", line)[1]
+    command = re.search(r"resume with quarl (train --resume .*)$", line)[1]
     # PPO's half rollout is played anew; DQN's steps are in replay, all but the one that was broken off
     assert checkpoint.load_latest(tmp_path / f"logs/{algo}/CartPole-v1_1").facts["counters"]["num_timesteps"] == done
     assert load.read(tmp_path / f"logs/{algo}/CartPole-v1_1").provenance.algo == algo
@@ -323,7 +323,7 @@ def test_a_run_of_a_newer_quarl_is_left_as_it_is_and_a_damaged_one_is_said_to_be
     assert runs.from_here(config, said.append) is config
     assert not (tmp_path / "logs").exists()
     assert len(said) == 1
-    assert "trained again from the beginning: all " in said[0]
+    assert "training restarts from the beginning: all " in said[0]
 
 
 def args(change):

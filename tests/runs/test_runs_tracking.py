@@ -112,7 +112,7 @@ def test_a_full_disk_costs_the_events_and_is_said_once(tmp_path, monkeypatch):
         log(tracked, ROW)
     tracked.close()
     (line,) = said
-    assert line.endswith("tensorboard: No space left on device; training goes on")
+    assert line.endswith("tensorboard: No space left on device; training continues")
     assert len(made[0].points) == 2
 
 
@@ -186,7 +186,7 @@ def test_an_outage_costs_the_points_and_is_said_once(service, tmp_path, monkeypa
     for _ in range(3):
         log(tracked, ROW)
     tracked.close()
-    assert said == [f"no more metrics in {name}: ConnectionError: no such host; training goes on"]
+    assert said == [f"metrics are no longer written to {name}: ConnectionError: no such host; training continues"]
     assert not runs[0].finished  # what is lost is not waited for
 
 
@@ -207,7 +207,7 @@ def itself(name, tmp_path, **variables):
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | variables
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "no more metrics" not in done.stderr
+    assert "metrics are no longer" not in done.stderr
     return tmp_path / "logs/ppo/CartPole-v1_1"
 
 

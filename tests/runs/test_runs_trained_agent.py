@@ -168,7 +168,7 @@ def test_a_fine_tuned_run_trains_and_resumes_without_its_file(tmp_path, capsys):
     assert (row["timesteps"], row["precision"]) == (400, "w4a8e8")
     assert row["switched_at"] == 112  # the first rollout of 16 steps from step 100 on
     said = capsys.readouterr().err
-    assert said.count("fake quantisation acts from step 112 on") == 1
+    assert said.count("fake quantization is active from step 112 on") == 1
     assert said.count("no VecNormalize statistics") == 1
     assert said.count("quarl: ") == 4  # and where the hyper-parameters are from, and where it goes on
 

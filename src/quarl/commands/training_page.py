@@ -31,7 +31,7 @@ RETURN = (
     "clock stands still in evaluations."
 )
 DOES: Mapping[str, str] = {
-    **{"train_s": "updates", "push_s": "weights", "checkpoint_s": "checkpoints", "quantize_s": "quantising"},
+    **{"train_s": "updates", "push_s": "weights", "checkpoint_s": "checkpoints", "quantize_s": "quantizing"},
     **{"inference_s": "inference", "environment_s": "environment", "insert_s": "experience", "publish_s": "weights"},
     **{"pull_s": "weights", "deserialize_s": "weights", "load_s": "weights", "wait_s": WAIT, "stale_s": WAIT},
 }

@@ -1,1 +1,2 @@
-"""Distillation of a policy into its own quantized self: no reward, only what the float policy would have done."""
+"""Distillation of a policy into its own quantized version, which imitates the float policy's outputs without a
+reward."""

@@ -1,8 +1,8 @@
-"""What a student's output costs beside its teacher's: the matching loss of the head that makes an action of it.
+"""The matching loss of each action head, which compares a student's outputs with its teacher's.
 
-Its gradient is action(y) - action(t), whatever function the head is, so that outputs which lead to one action cost
-nothing, and saturated ones do not fade (Auer, Herbster and Warmuth 1996, "Exponentially many local minima for single
-neurons", section 2).
+Its gradient is action(y) - action(t) for any head. So outputs that lead to the same action cost nothing, and gradients
+of saturated ones do not vanish. See Auer, Herbster and Warmuth 1996,
+"Exponentially many local minima for single neurons", section 2.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from quarl.policy.graph import ActionHead, Policy
 from quarl.readers.sb3_network import SCORING
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""Of outputs [B, n] and the teacher's: their mean cost."""
+"""Function of outputs [B, n] and the teacher's that returns their mean cost."""
 MOST = 2.0
-"""Weight of a state whose best action leads by far, in that of one where it leads by the median."""
+"""Largest weight of a state whose best action leads by far, relative to a state with the median lead."""
 
 
 def loss_of(policy: Policy, teacher: Tensor) -> Loss:
-    """The loss for a policy's head. teacher: outputs [N, n] on its own states, for the scale of what differs there."""
+    """Return the loss for a policy's head.
+
+    The teacher's outputs [N, n] on its own states set the scale of differences.
+    """
     head = policy.head
     if head.segments:
         return _segmented(list(head.segments))
@@ -37,13 +40,16 @@ def loss_of(policy: Policy, teacher: Tensor) -> Loss:
 
 
 def _lead(scores: Tensor) -> Tensor:
-    """[B]: by how much the best score is above the next."""
+    """Return [B]: the lead of the best score over the next."""
     first, second = scores.topk(2, dim=1).values.unbind(1)
     return first - second
 
 
 def _greedy(median: Tensor) -> Loss:
-    """Cross-entropy to the teacher's action, at the temperature of its median lead: states that decide count more."""
+    """Return the cross-entropy to the teacher's action, at the temperature of its median lead.
+
+    Decisive states weigh more.
+    """
 
     def loss(y: Tensor, t: Tensor) -> Tensor:
         weight = (_lead(t) / median).clamp(max=MOST)
@@ -53,12 +59,12 @@ def _greedy(median: Tensor) -> Loss:
 
 
 def _kl(y: Tensor, t: Tensor) -> Tensor:
-    """Kullback-Leibler divergence of the distributions over actions."""
+    """Return the Kullback-Leibler divergence of the distributions over actions."""
     return functional.kl_div(y.log_softmax(1), t.log_softmax(1), reduction="batchmean", log_target=True)
 
 
 def _segmented(widths: list[int]) -> Loss:
-    """The divergence of each number's distribution, summed: those of a MultiDiscrete action are independent."""
+    """Return the sum of the divergences of all numbers, because those of a MultiDiscrete action are independent."""
 
     def loss(y: Tensor, t: Tensor) -> Tensor:
         parts = zip(torch.split(y, widths, dim=1), torch.split(t, widths, dim=1), strict=True)
@@ -68,7 +74,7 @@ def _segmented(widths: list[int]) -> Loss:
 
 
 def _bits(y: Tensor, t: Tensor) -> Tensor:
-    """Kullback-Leibler divergence of the distributions over bits, summed."""
+    """Return the Kullback-Leibler divergence of the distributions over bits, summed."""
     return (functional.softplus(y) - functional.softplus(t) - torch.sigmoid(t) * (y - t)).sum(1).mean()
 
 
@@ -93,6 +99,6 @@ def _log_cosh(x: Tensor) -> Tensor:
 
 
 def _gaussian(y: Tensor, t: Tensor) -> Tensor:
-    """As tanh's of the means; the spread, which only sampled actions see, by its logarithm."""
+    """Return tanh's loss of the means plus that of the spread, which affects only sampled actions, by its logarithm."""
     (mean, log_std), (t_mean, t_log_std) = y.chunk(2, 1), t.chunk(2, 1)
     return _squashed(mean, t_mean) + 0.5 * (log_std - t_log_std).square().sum(1).mean()

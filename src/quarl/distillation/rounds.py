@@ -1,7 +1,8 @@
-"""Rounds of distillation: updates on the states met so far, a snapshot, its return, and the states that it reaches.
+"""Rounds of distillation: updates on the states so far, a snapshot, its return, and the states that it reaches.
 
 Ross, Gordon and Bagnell 2011, "A Reduction of Imitation Learning and Structured Prediction to No-Regret Online
-Learning" (DAgger), with the policy's own float self as the expert: it labels every state, whoever reached it.
+Learning" (DAgger). The expert is the policy's own float version, which labels every state, whichever snapshot reached
+it.
 """
 
 from __future__ import annotations
@@ -37,21 +38,22 @@ from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import QuantSpec
 
 RATE, MAX_RATE = 0.02, 0.15
-"""Codes that a weight or bias of 4 bits moves in an update at most, and of any: the share of the range is the same."""
+"""Largest change per update in codes, for a weight or bias of 4 bits and for any; the share of the range is the
+same."""
 STEP_RATE, NORM_RATE = 1e-3, 1e-3
 WARM_UP = 50
 FLOOR = 0.02
-"""Of the rate, where its cosine ends."""
+"""Share of the learning rate at which its cosine ends."""
 BATCH_SIZE = 256
-"""States of an update; of images, which take as long, an eighth."""
+"""States per update; an eighth of that for images, which takes the same time."""
 PATIENCE = 2
 """Rounds without gain after which training stops, if no snapshot can have a verdict."""
 AVERAGE = 0.995
-"""How much of the running mean of all parameters an update keeps; the mean is what snapshots are made of."""
+"""Share of the running mean of all parameters that an update keeps; snapshots consist of the mean."""
 
 
 def recipe_of(config: DistillConfig) -> dict[str, Any]:
-    """What of the options a distillation's result depends on beside seed and environment, as files name it."""
+    """Return the options that determine a distillation's result besides seed and environment, as stored in files."""
     said = {name: getattr(config, name) for name in ("updates", "states", "margin")}
     said |= {"rounds": config.bounds()[0], "episodes": config.validation}
     return {**said, "batch_size": BATCH_SIZE, "average": AVERAGE}
@@ -59,22 +61,25 @@ def recipe_of(config: DistillConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Snapshot:
-    """What a round ended with; round 0 is what calibration made."""
+    """The result of a round; round 0 is the calibrated policy."""
 
     round: int
     updates: int
     states: int
-    """That it was trained on."""
+    """Number of states that it was trained on."""
     returns: Array
-    """float64 [episodes], of validation's seeds."""
+    """Returns in float64 [episodes], on validation's seeds."""
     noninferior: bool
     error: float | None = None
-    """Of actions on observations that were held out, where nothing is played: the share that is not fp32's, or where
-    continuous the mean absolute difference, in shares of the range."""
+    """Error of actions on held-out observations, if nothing is played.
+
+    It is the share of actions that differ from fp32's; for continuous actions it is the mean absolute difference, as a
+    share of the range.
+    """
     seconds: float
-    """Since the beginning, validation included."""
+    """Seconds since the beginning, including validation."""
     validation_s: float
-    """Of these, what validation has taken, the float policy's included."""
+    """Part of `seconds` that validation has taken, including the float policy's."""
     policy: QuantizedPolicy
 
     @property
@@ -84,7 +89,7 @@ class Snapshot:
 
     @property
     def summary(self) -> stats.Summary:
-        """Of validation's returns."""
+        """Summary of validation's returns."""
         return stats.summary(self.returns, np.random.default_rng(0))
 
     def __str__(self) -> str:
@@ -95,14 +100,14 @@ class Snapshot:
 
 
 def best(snapshots: Sequence[Snapshot]) -> Snapshot:
-    """The last one, where it was shown to be non-inferior, else the one of the highest mean or the least error."""
+    """Return the last snapshot if it is non-inferior, otherwise the one with the highest mean or the least error."""
     if snapshots[-1].noninferior:
         return snapshots[-1]
     return max(snapshots, key=lambda snapshot: snapshot.mean if snapshot.error is None else -snapshot.error)
 
 
 def facts(snapshots: Sequence[Snapshot]) -> dict[str, Any]:
-    """What rows hold of a distillation beside returns: of the best snapshot, and of what all of them took."""
+    """Return the columns of a distillation's row besides returns, for the best snapshot and for all together."""
     chosen, last = best(snapshots), snapshots[-1]
     return {
         "round": chosen.round,
@@ -123,16 +128,25 @@ def distill(
     file: Path | None = None,
     progress: Callable[[str, int], None] = lambda label, done: None,
 ) -> Iterator[Snapshot]:
-    """Snapshots of the policy in the precision of `spec`, calibration's first; the last is non-inferior, or the end.
+    """Yield snapshots of the policy in the precision of `spec`, the calibrated one first.
 
-    Needs an environment to play in and no reward but to look at snapshots: states are those of the float policy's
-    calibration episodes and, before each round, of the newest snapshot's own, on integer kernels. Validation plays a
-    stream of seeds of its own.
+    It needs an environment to play in, and rewards only to evaluate snapshots. Training states come from the float
+    policy's calibration episodes and, before each round, from the newest snapshot's own on integer kernels. Validation
+    plays its own stream of seeds.
 
-    validation: says how; of several precisions the same, so that the float policy plays once. With observations, no
-    other states are learned from.
-    file: what a distillation that was ended goes on from, made anew with each snapshot.
-    progress: called with what is going on and how many updates that was.
+    Args:
+        calibrated: The policy and its calibration.
+        spec: Precision of the snapshots.
+        validation: Evaluation of snapshots. Pass the same for several precisions, so that the float policy plays once.
+            If it has observations, no other states are used for training.
+        file: Checkpoint to resume from, written again after each snapshot.
+        progress: Called with a label and a number of new updates.
+
+    Yields:
+        The snapshots; the last one is non-inferior, or the rounds or the time are over.
+
+    Raises:
+        QuarlError: The checkpoint belongs to another run, or the time does not suffice for a round.
     """
     config, (rounds, minutes) = validation.config, validation.config.bounds()
     validation_s = 0.0 if validation.observations is not None else validation.exact.wall_s
@@ -159,6 +173,7 @@ def distill(
         number, since = len(snapshots), time.monotonic()
         if number > 1 and since - begun + snapshots[-1].seconds - snapshots[-2].seconds > 60 * minutes:
             return
+        # states that the newest snapshot reaches, labeled by the float policy
         if number and validation.observations is None:
             home = validation.environment
             assert home is not None
@@ -167,11 +182,13 @@ def distill(
             new = record(snapshots[-1].policy, "training", **options, engine=engine, num=config.states)
             training.add(new, outputs(teacher, new))
             since = time.monotonic()
+        # the updates of this round
         for done, cost in enumerate(training.round() if number else (), 1):
             now = time.monotonic()
             progress(f"{spec.precision}, round {number}: {done / (now - since):.0f} updates/s, loss {cost:.3g}", 1)
             if number == 1 and now - begun > 60 * minutes:
                 raise QuarlError(f"{minutes:g} minutes are too few for a round: raise budget or lower updates")
+        # validation, checkpoint
         progress(f"{spec.precision}, round {number}: playing", 0)
         policy = training.averaged.policy() if number else start
         looked, seconds = validation.look(policy)
@@ -187,14 +204,14 @@ def distill(
 
 
 def outputs(teacher: Policy, states: Array) -> Tensor:
-    """Of the float policy [N, n], on as many states at a time as calibrate it."""
+    """Return outputs [N, n] of the float policy, computed in batches of the calibration's size."""
     size = sample_size(teacher)
     pieces = (states[first : first + size] for first in range(0, len(states), size))
     return torch.from_numpy(np.concatenate([as_float(teacher, piece)[teacher.output] for piece in pieces]))
 
 
 class Training:
-    """The student, its optimizer, the running mean of its parameters, and the states that it learns from."""
+    """The student, its optimizer, the running mean of its parameters, and the training states."""
 
     def __init__(
         self,
@@ -205,7 +222,16 @@ class Training:
         states: Array,
         labels: Tensor,
     ) -> None:
-        """labels: the teacher's outputs [N, n] on the states."""
+        """Prepare the optimizer.
+
+        Args:
+            student: Policy to train.
+            config: Options of the distillation.
+            loss: Loss of outputs against the teacher's.
+            rng: Generator of the batches.
+            states: Training states [N, *shape].
+            labels: The teacher's outputs [N, n] on the states.
+        """
         self.student, self.averaged = student, copy.deepcopy(student)
         self.config, self.loss, self.rng = config, loss, rng
         self.states, self.labels, self.updates = states, labels, 0
@@ -224,18 +250,18 @@ class Training:
         moments = {name: list(map(torch.zeros_like, parameters)) for name in ("exp_avg", "exp_avg_sq")}
         moments["step"] = list(torch.zeros(len(parameters)))
         self.changed = {"student": parameters, "averaged": means, **moments}
-        """By every update."""
+        """Tensors that every update changes."""
         for index, parameter in enumerate(parameters):
             self.optimizer.state[parameter] = {name: each[index] for name, each in moments.items()}
 
     def add(self, states: Array, labels: Tensor) -> None:
-        """More of both."""
+        """Add states and labels."""
         self.states, self.labels = np.concatenate([self.states, states]), torch.cat([self.labels, labels])
 
     def round(self) -> Iterator[float]:
-        """Makes the updates of a round on batches of the states; the loss of each."""
+        """Make the updates of a round on batches of the states, and yield the loss of each."""
         inputs = torch.from_numpy(self.states)
-        # of vectors a batch is too small to share: where others compute, too, threads wait for each other
+        # a batch of vectors is too small to share: beside other work, threads would wait for each other
         size, most = (BATCH_SIZE, 1) if inputs.ndim == 2 else (BATCH_SIZE // 8, torch.get_num_threads())
         with threads(most):
             for _ in range(self.config.updates):
@@ -250,14 +276,20 @@ class Training:
                 yield float(cost.detach())
 
     def set_rates(self) -> None:
-        """A warm-up, then a cosine over all rounds."""
+        """Set the learning rates: a warm-up, then a cosine over all rounds."""
         done = self.updates / (self.config.bounds()[0] * self.config.updates)
         factor = max(0.5 * (1 + math.cos(math.pi * done)), FLOOR) * min(1.0, (self.updates + 1) / WARM_UP)
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
 
     def save(self, file: Path, identity: Mapping[str, Any], snapshots: Sequence[Snapshot]) -> None:
-        """Writes what going on takes: numbers and arrays, of which nothing is ever executed."""
+        """Write a checkpoint of numbers and arrays, of which nothing is ever executed.
+
+        Args:
+            file: File to write.
+            identity: Options that a resumed run must share.
+            snapshots: All snapshots so far.
+        """
         arrays = {name: parameters_to_vector(each).detach().numpy() for name, each in self.changed.items()}
         arrays |= {"states": self.states, "labels": self.labels.numpy()}
         told = [{name: getattr(each, name) for name in Snapshot.__slots__} for each in snapshots]
@@ -267,12 +299,18 @@ class Training:
         checkpoint_file.write(file, {**identity, "generator": generator, "snapshots": told}, arrays)
 
     def load(self, file: Path, identity: Mapping[str, Any]) -> list[Snapshot]:
-        """The snapshots in the file, from which this goes on; QuarlError where it is damaged or of another run."""
+        """Restore a checkpoint and return its snapshots.
+
+        Raises:
+            QuarlError: The file is damaged, or belongs to a run with other options.
+        """
         try:
             facts, arrays = checkpoint_file.read(file)
             for what, here in identity.items():
                 if (there := facts[what]) != here:
-                    raise QuarlError(f"{file} is of a run whose {what} is {there}, not {here}: resume with its options")
+                    raise QuarlError(
+                        f"{file} is from a run whose {what} is {there}, not {here}: resume with its options"
+                    )
             for name, tensors in self.changed.items():
                 vector_to_parameters(torch.tensor(arrays[name], dtype=torch.float32), tensors)
             self.states = arrays["states"].reshape(-1, *self.states.shape[1:]).astype(self.states.dtype)

@@ -1,4 +1,4 @@
-"""A quantized policy in torch whose codes, steps and biases learn: forward it computes what the integer kernels do."""
+"""A quantized policy in torch with trainable codes, steps and biases; its forward pass equals the integer kernels'."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from quarl.policy.operators import OBSERVATION, Conv2d, LayerNorm, Linear, Op, Q
 from quarl.quant.affine import unit_grid
 
 ROOM = 0.4
-"""Of a step: how far from its code a latent weight begins at most, so that rounding it gives the calibrated code."""
+"""Largest initial distance of a latent weight from its code in steps, so that rounding it gives the calibrated code."""
 
 
 class Layer(nn.Module):
-    """A linear operator: latent weights in steps, the logarithm of each output channel's step, the bias in steps."""
+    """A linear operator with trainable latent weights, steps and bias.
+
+    Weights and bias are in units of their steps; each output channel has the logarithm of its step.
+    """
 
     def __init__(self, exact: Linear, rounded: Linear) -> None:
-        """exact: the operator in float32. rounded: the same with the codes that calibration chose."""
+        """Prepare the parameters; `exact` is the operator in float32, `rounded` has the codes chosen by calibration."""
         super().__init__()
         weight = rounded.weight
         assert isinstance(weight, QuantizedTensor)
@@ -35,14 +38,14 @@ class Layer(nn.Module):
         levels = torch.tensor(weight.codes / self.halves, dtype=torch.float32)
         wanted = torch.tensor(as_float32(exact.weight)) / self.first_step.reshape(self.along)
         end = self.q.qmax - self.q.zero_point
-        beyond = (levels.abs() >= end) & (wanted * levels.sign() > end)  # clipped weights may lie a little further out
+        beyond = (levels.abs() >= end) & (wanted * levels.sign() > end)  # clipped weights may be a little further out
         room = torch.where(beyond, 0.5 - 1e-3, ROOM)
         self.latent = nn.Parameter(torch.minimum(torch.maximum(wanted, levels - room), levels + room))
         self.log_step = nn.Parameter(self.first_step.log())
         self.bias = nn.Parameter(torch.tensor(rounded.bias) / self.first_step)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The operator's output of inputs that lie on their grid."""
+        """Return the operator's output for inputs on their grid."""
         weight = on_unit_grid(self.latent, self.q) * self.log_step.exp().reshape(self.along)
         bias = self.bias * self.first_step
         if isinstance(self.op, Conv2d):
@@ -51,7 +54,7 @@ class Layer(nn.Module):
 
     @torch.no_grad()
     def operator(self) -> Linear:
-        """The operator with the codes, scales and biases of now."""
+        """Return the operator with the present codes, scales and biases."""
         steps, levels = self.log_step.exp(), on_unit_grid(self.latent, self.q)
         learned = replace(
             self.weight,
@@ -62,7 +65,7 @@ class Layer(nn.Module):
 
 
 class Norm(nn.Module):
-    """A LayerNorm whose gain and offset learn, too."""
+    """A LayerNorm with trainable gain and offset."""
 
     def __init__(self, op: LayerNorm) -> None:
         super().__init__()
@@ -70,20 +73,25 @@ class Norm(nn.Module):
         self.weight, self.bias = nn.Parameter(torch.tensor(op.weight)), nn.Parameter(torch.tensor(op.bias))
 
     def forward(self, x: Tensor) -> Tensor:
-        """As the operator's."""
+        """Return the output of the LayerNorm."""
         return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.op.epsilon)
 
     @torch.no_grad()
     def operator(self) -> LayerNorm:
-        """The operator with the gain and offset of now."""
+        """Return the operator with the present gain and offset."""
         return replace(self.op, weight=self.weight.numpy().copy(), bias=self.bias.numpy().copy())
 
 
 class Student(nn.Module):
-    """The network of a quantized policy; layers that were left in float do not learn."""
+    """The network of a quantized policy; layers left in float are not trained."""
 
     def __init__(self, exact: Policy, start: QuantizedPolicy) -> None:
-        """exact: the float policy whose weights were rounded (`Calibrated.rewrite`). start: what calibration made."""
+        """Build the network.
+
+        Args:
+            exact: Float policy whose weights were rounded (`Calibrated.rewrite`).
+            start: Policy after calibration.
+        """
         super().__init__()
         self.start = start
         exact_ops = {op.name: op for op in exact.linear}
@@ -99,7 +107,7 @@ class Student(nn.Module):
         }
 
     def forward(self, observations: Tensor) -> Tensor:
-        """Outputs [B, n] of raw observations [B, *shape]."""
+        """Return outputs [B, n] for raw observations [B, *shape]."""
         values = {OBSERVATION: observations.float()}
         for op in self.start.ops:
             inputs = [self._read(op, values[name]) for name in op.inputs]
@@ -109,7 +117,7 @@ class Student(nn.Module):
         return values[self.start.output]
 
     def _read(self, op: Op, x: Tensor) -> Tensor:
-        """The value as the operator's kernel reads it."""
+        """Return the value as the operator's kernel reads it."""
         bits = self.start.spec.activation_bits
         if bits is None or not isinstance(self.learning.get(op.name), Layer):
             return x
@@ -118,6 +126,6 @@ class Student(nn.Module):
         return on_tensor_grid(x, self.start.grids[op.inputs[0]])
 
     def policy(self) -> QuantizedPolicy:
-        """What the integer kernels run now."""
+        """Return the policy as the integer kernels would run it at present."""
         ops = (self.learning[op.name].operator() if op.name in self.learning else op for op in self.start.ops)
         return QuantizedPolicy.of(self.start, ops, self.start.spec, self.start.grids)

@@ -1,4 +1,4 @@
-"""Looks at snapshots: episodes beside the float policy's, or actions on recorded observations that were held out."""
+"""Evaluation of snapshots: episodes compared with the float policy's, or actions on held-out observations."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import EXACT
 
 HELD_OUT = 10
-"""Of so many recorded observations one is held out."""
+"""Number of recorded observations of which one is held out."""
 
 
 @dataclass(eq=False)
 class Validation:
-    """How snapshots of one policy are looked at, in whichever precisions: what is float is played once for all."""
+    """Evaluation of one policy's snapshots in any number of precisions; the float policy is played once for all."""
 
     policy: Policy
     config: DistillConfig
     observations: Array | None = None
-    """Recorded ones [N, *shape] in place of an environment: nothing is played."""
+    """Recorded observations [N, *shape] in place of an environment; nothing is played."""
     environment: Environment | None = None
-    """None: the policy's own."""
+    """Environment to play in; None means the policy's own."""
     held_out: Array = field(init=False)
-    """Of the observations, the last tenth, which is not learned from."""
+    """The last tenth of the observations, which is not used for training."""
 
     def __post_init__(self) -> None:
         given = self.observations
@@ -51,27 +51,27 @@ class Validation:
 
     @cached_property
     def exact(self) -> Evaluation:
-        """Of the float policy."""
+        """Evaluation of the float policy."""
         return self.play(quantize(self.policy, EXACT))
 
     @property
     def no_verdict(self) -> str:
-        """Say why no snapshot can have a verdict; empty if one can."""
+        """The reason that no snapshot can have a verdict; empty if one can."""
         if self.observations is not None:
             return "recorded observations have no return"
         if self.config.validation < stats.FEWEST_EPISODES:
             return f"--validation {self.config.validation} is below {stats.FEWEST_EPISODES} episodes"
-        return "" if self.exact.returns.mean() else "fp32's mean return is 0, of which no share is a margin"
+        return "" if self.exact.returns.mean() else "fp32's mean return is 0, so a relative margin is undefined"
 
     def calibrated(self) -> Calibrated:
-        """The policy and what it is calibrated on: its own episodes, or a sample of what was recorded."""
+        """Return the policy with its calibration: on its own episodes, or on a sample of the recorded observations."""
         given = self.observations
         if given is None:
             return Calibrated(self.policy, record(self.policy, seed=self.config.seed, environment=self.environment))
         return Calibrated(self.policy, given[:: -(-len(given) // sample_size(self.policy))])
 
     def look(self, policy: QuantizedPolicy) -> tuple[dict[str, Any], float]:
-        """What a snapshot says of this policy, and the seconds that it took."""
+        """Return a snapshot's fields for this policy, and the duration in seconds."""
         if self.observations is None:
             played, rng = self.play(policy), np.random.default_rng(self.config.seed)
             judged = stats.verdict(self.exact.returns, played.returns, self.config.margin, rng)
@@ -82,7 +82,7 @@ class Validation:
         return {"returns": np.zeros(0), "noninferior": False, "error": error}, time.monotonic() - begun
 
     def play(self, policy: QuantizedPolicy, **fresh: int) -> Evaluation:
-        """Validation's episodes, or fresh ones, as many and of which seeds as `evaluate` is told."""
+        """Play validation's episodes, or fresh ones with the number and seed given as keywords of `evaluate`."""
         looked = {"episodes": self.config.validation, "stream": "validation"}
         asked: dict[str, Any] = {"seed": self.config.seed, "env": self.environment, **(fresh or looked)}
         return evaluate(policy, **asked, engine=engines.load_fitting(policy).name)

@@ -1,4 +1,4 @@
-"""One `make` for every suite, with wrappers honoured and no warning, checker or autoreset in between."""
+"""One `make` for every suite, which honors wrappers and adds no warning, checker or autoreset."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Atari games: what the preprocessing of Stable-Baselines3 needs from the emulator, and whole games for evaluation.
+"""Atari games: emulator arguments for Stable-Baselines3's preprocessing, and whole games for evaluation.
 
-Training sees what the zoo's `AtariWrapper` makes of a game: up to 30 no-ops at its start, every action held for four
-frames and the brighter of the last two shown, a lost life as an end, FIRE pressed where a life waits for it, 84 x 84
-grey pixels, and rewards cut to their sign. Evaluation plays the same, but whole games for their points.
+Training observes a game through the zoo's `AtariWrapper`. A game starts with up to 30 no-ops, and FIRE is pressed if a
+life waits for it. Every action is held for four frames, and the brighter of the last two is shown in 84 x 84 grey
+pixels. Each lost life ends an episode, and rewards are clipped to their sign. Evaluation plays the same, but whole
+games for their points.
 """
 
 from __future__ import annotations
@@ -21,11 +22,19 @@ SKIPPING = ("AtariWrapper", "MaxAndSkipEnv")
 
 
 def emulator_arguments(spec: EnvSpec, wrappers: Wrappers, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the emulator: those given, and no frames skipped in it where a wrapper does that.
+    """Return the emulator's arguments: the given ones, and no frame skipping in the emulator if a wrapper does it.
 
-    ALE/Pong-v5 skips four frames itself and shows the last of them. With the wrapper's four that would be sixteen, and
-    without the wrapper sprites that flicker would be missing in half of the frames. So the wrapper skips, and the
-    emulator gives it every frame. Sticky actions are drawn for every frame either way: the game stays the same.
+    ALE/Pong-v5 skips four frames itself and shows the last of them. With the wrapper's four that would be sixteen.
+    Without the wrapper, flickering sprites would be missing in half of the frames. So the wrapper skips, and the
+    emulator gives it every frame. Sticky actions are drawn for every frame either way, so the game stays the same.
+
+    Args:
+        spec: Registration of the game.
+        wrappers: Wrappers around the emulator.
+        given: Arguments given by the user or a file.
+
+    Returns:
+        Keyword arguments of the emulator.
     """
     arguments = dict(given)
     if isinstance(frames := arguments.get("frameskip"), list):  # JSON and YAML have no tuples
@@ -37,16 +46,16 @@ def emulator_arguments(spec: EnvSpec, wrappers: Wrappers, given: Mapping[str, An
 
 
 class Points(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Next to the emulator: counts the points of a game, whatever wrappers around it make of rewards."""
+    """A wrapper next to the emulator that counts the points of a game, independent of reward wrappers around it."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
         self.points = 0.0
-        """Of the game that is being played, or was last."""
+        """Points of the current game, or of the last one."""
         self.games = 0
-        """Games that have ended."""
+        """Number of games that have ended."""
         self.last = 0.0
-        """Points of the last one of them."""
+        """Points of the last finished game."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self.points = 0.0
@@ -61,15 +70,15 @@ class Points(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class WholeGame(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Outside of all wrappers: an episode is a game with all its lives, and its rewards are the game's points.
+    """A wrapper outside all others: an episode is a game with all its lives, and its rewards are the game's points.
 
-    Where a wrapper ends an episode with a life, the next life is begun as training begins it (a no-op, FIRE, an empty
-    stack of frames), and the game goes on. So the zoo counts too: its scores are those of a monitor next to the
-    emulator. An agent that never had to press FIRE itself would otherwise wait for its second life for half an hour.
+    If a wrapper ends an episode after a life, the next life begins as in training (a no-op, FIRE, an empty stack of
+    frames), and the game continues. The zoo counts the same way: its scores come from a monitor next to the emulator.
+    An agent that never had to press FIRE itself would otherwise wait for its second life for half an hour.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        with extras("a game of Atari"):  # here: other environments do without
+        with extras("a game of Atari"):  # imported here: other environments do not need it
             from stable_baselines3.common.atari_wrappers import EpisodicLifeEnv
             from stable_baselines3.common.env_util import unwrap_wrapper
 
@@ -82,7 +91,7 @@ class WholeGame(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if self._lives is not None:
-            self._lives.was_real_done = True  # a game that was left in its middle does not go on
+            self._lives.was_real_done = True  # abandon a game left in its middle
         self._paid = 0.0
         return self.env.reset(seed=seed, options=options)
 

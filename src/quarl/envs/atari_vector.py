@@ -1,9 +1,10 @@
 """Atari games in the threads of ale-py's own vector environment, as a VecEnv of Stable-Baselines3.
 
-The preprocessing is that of `AtariWrapper` and `VecFrameStack`, done in C++. What is equal to the plain way: the game,
-held actions, rewards and their signs, ends of games and of lives, the order of frames and the zeros before the first.
-What is not: pixels under moving sprites (the brighter of two frames is taken after they became grey, not before), the
-start of a game (FIRE first, then up to 28 no-ops), and the start of a next life, which begins without a no-op or FIRE.
+The preprocessing is that of `AtariWrapper` and `VecFrameStack`, done in C++. The game is the same as with the wrappers.
+So are held actions, rewards and their signs, ends of games and of lives, the order of frames and the zeros before the
+first. Three things differ. Pixels under moving sprites: the brighter of two frames is chosen after the conversion to
+grey, not before. The start of a game: FIRE first, then up to 28 no-ops. The start of the next life: it begins without a
+no-op or FIRE.
 """
 
 from __future__ import annotations
@@ -36,40 +37,43 @@ DEFAULTS: Mapping[str, Any] = {
     "clip_reward": True,
     "action_repeat_probability": 0.0,
 }
-"""Of AtariWrapper."""
+"""Defaults of AtariWrapper."""
 EMULATOR = ("game", "repeat_action_probability", "full_action_space", "max_num_frames_per_episode", "frameskip")
-"""Arguments of a single environment that the vector environment knows too."""
+"""Arguments of a single environment that the vector environment supports too."""
 ENDLESS = 2**30
-"""Frames: games are truncated here, where their last observation is at hand, and not in the emulator."""
+"""Frame limit of the emulator: games are truncated here, because their last observation is available here."""
 SINCE = (0, 12, 1)
-"""The first ale-py that can reset some of its environments."""
+"""The first version of ale-py that can reset some of its environments."""
 
 
 class Unfit(Exception):
-    """Why the vector environment cannot play a game as it is asked for; one line."""
+    """The reason, in one line, that the vector environment cannot play a game as requested."""
 
 
 def make_native(environment: Environment, num_envs: int, *, same_game: bool) -> NativeAtari:
-    """Make `num_envs` games side by side, preprocessed as the environment's wrappers say.
+    """Make `num_envs` games side by side, preprocessed as the environment's wrappers specify.
 
     Args:
-        environment: the game.
-        num_envs: number of games.
-        same_game: whether a game that needs FIRE after a lost life is refused, as nobody presses it here.
+        environment: The game.
+        num_envs: Number of games.
+        same_game: Refuse a game that needs FIRE after a lost life, because nothing presses it here.
+
+    Returns:
+        The games.
 
     Raises:
         Unfit: The vector environment cannot play it.
     """
     env_id, spec = environment.asked, copy.copy(environment.spec)
     if suite_of(spec) is not ATARI:
-        raise Unfit(f"{env_id} is no Atari game")
+        raise Unfit(f"{env_id} is not an Atari game")
     installed = version("ale-py") or "0"
     if numbers(installed) < SINCE:
         raise Unfit(f"ale-py {installed} is too old: pip install 'ale-py>={'.'.join(map(str, SINCE))}'")
     options, n_stack = _preprocessing(environment.wrappers)
     spec.kwargs = {**spec.kwargs, **environment.env_kwargs, "frameskip": 1}
     if unknown := sorted(spec.kwargs.keys() - set(EMULATOR)):
-        raise Unfit(f"the vector environment knows no {unknown[0]}")
+        raise Unfit(f"the vector environment does not support {unknown[0]}")
     env = NativeAtari(spec, num_envs, options, n_stack)
     if same_game and options["terminal_on_life_loss"] and env.needs_fire():
         env.close()
@@ -78,13 +82,13 @@ def make_native(environment: Environment, num_envs: int, *, same_game: bool) -> 
 
 
 def _preprocessing(wrappers: Wrappers) -> tuple[dict[str, Any], int]:
-    """(arguments of AtariWrapper, number of stacked frames)."""
+    """Return (arguments of AtariWrapper, number of stacked frames)."""
     names = [name.rpartition(".")[2] for name, _ in wrappers]
     if names != ["AtariWrapper", "VecFrameStack"]:
         raise Unfit(f"its preprocessing is AtariWrapper and frame_stack, not {', '.join(names) or 'none'}")
     (_, given), (_, stack) = wrappers
     if unknown := sorted(given.keys() - DEFAULTS.keys()):
-        raise Unfit(f"AtariWrapper has no {unknown[0]}")
+        raise Unfit(f"AtariWrapper has no argument {unknown[0]}")
     options = {**DEFAULTS, **given}
     if options["action_repeat_probability"]:
         raise Unfit("it repeats actions by the emulator's probability, not by AtariWrapper's")
@@ -92,10 +96,17 @@ def _preprocessing(wrappers: Wrappers) -> tuple[dict[str, Any], int]:
 
 
 class NativeAtari(VecEnv):
-    """Games in threads. An episode's end is reported with its own last observation, and the next one has begun."""
+    """Games in threads. A step that ends an episode returns its last observation and the first one of the next."""
 
     def __init__(self, spec: EnvSpec, num_envs: int, options: Mapping[str, Any], n_stack: int) -> None:
-        """spec: of the single environment, with its arguments; options: of AtariWrapper."""
+        """Make the games.
+
+        Args:
+            spec: Registration of the single environment, with its arguments.
+            num_envs: Number of games.
+            options: Arguments of AtariWrapper.
+            n_stack: Number of stacked frames.
+        """
         with ATARI.muted():
             ale: Any = importlib.import_module("ale_py.vector_env")  # an extra
             arguments = spec.kwargs
@@ -112,7 +123,7 @@ class NativeAtari(VecEnv):
                 stack_num=n_stack,
                 frameskip=options["frame_skip"],
                 noop_max=options["noop_max"],
-                # lives, signs and episodes are seen to below: the raw points are wanted too
+                # lives, signs and episodes are handled below, because the raw points are needed too
                 episodic_life=False,
                 life_loss_info=False,
                 reward_clipping=False,
@@ -124,21 +135,21 @@ class NativeAtari(VecEnv):
         self._actions: Array = np.zeros(num_envs, np.int64)
         self._lives: Array = np.zeros(num_envs, np.int64)
         self._age: Array = np.zeros(num_envs, np.int64)
-        """Observations since each life began, the first one not counted."""
+        """Observations since each life began, without the first."""
         self._points: Array = np.zeros(num_envs)
         self._length: Array = np.zeros(num_envs, np.int64)
         self._start = time.time()
         super().__init__(num_envs, self._native.single_observation_space, self._native.single_action_space)
 
     def needs_fire(self) -> bool:
-        """Whether the game has lives, and a FIRE with which each of them could have to begin."""
+        """Return True if the game has lives and a FIRE action that may be needed to begin each of them."""
         _, info = self._native.reset(seed=0)
         return bool((info["lives"] > 0).any()) and any(
             action.name == "FIRE" for action in self._native.ale.get_action_set()
         )
 
     def reset(self) -> Array:
-        # the emulator's are of 32 bits
+        # the emulator's seeds have 32 bits
         seeds = None if None in self._seeds else np.array(self._seeds, np.int64) % 2**31
         observations, info = self._native.reset(seed=seeds)
         self._reset_seeds()
@@ -156,6 +167,7 @@ class NativeAtari(VecEnv):
         self._age += 1
         self._points += points
         self._length += self._asked["frame_skip"]
+        # a life, a game or its time may end
         lost = ~over & (lives > 0) & (lives < self._lives) & bool(self._asked["terminal_on_life_loss"])
         late = ~over & (frames >= self._max_frames)
         dones = over | lost | late
@@ -166,7 +178,8 @@ class NativeAtari(VecEnv):
             last = info["final_obs"][k] if over[k] else observations[k]
             infos[k]["terminal_observation"] = self._shown(last[None], self._age[[k]])[0]
         seconds = round(time.time() - self._start, 6)
-        for k in map(int, np.flatnonzero(over | late)):  # as Stable-Baselines3's Monitor, next to the emulator, says it
+        # format of Stable-Baselines3's Monitor next to the emulator
+        for k in map(int, np.flatnonzero(over | late)):
             infos[k]["episode"] = {"r": round(float(self._points[k]), 6), "l": int(self._length[k]), "t": seconds}
         rewards = np.sign(points) if self._asked["clip_reward"] else points
         self._lives = lives
@@ -180,13 +193,13 @@ class NativeAtari(VecEnv):
         self._native.close()
 
     def _begin(self, games: Array, info: Mapping[str, Array]) -> None:
-        """Notes that these games are new ones."""
+        """Reset the counters of these games, which are new ones."""
         self._lives = np.where(games, info["lives"], self._lives)
         for counter in (self._age, self._points, self._length):
             counter[games] = 0
 
     def _shown(self, observations: Array, ages: Array) -> Array:
-        """The observations [B, n_stack, side, side] with zeros for frames of a life before; the caller owns them."""
+        """Return the observations [B, n_stack, side, side] with zeros for frames of an earlier life, as a copy."""
         observations = np.array(observations)
         for row in np.flatnonzero(ages < self._n_stack - 1):
             observations[row, : self._n_stack - 1 - ages[row]] = 0
@@ -209,5 +222,5 @@ class NativeAtari(VecEnv):
     def env_is_wrapped(
         self, wrapper_class: type[gymnasium.Wrapper[Any, Any, Any, Any]], indices: Indices = None
     ) -> list[bool]:
-        """Games are monitored; there is no other wrapper."""
+        """Return True for Monitor: games are monitored, and there is no other wrapper."""
         return [issubclass(Monitor, wrapper_class) for _ in self._get_indices(indices)]

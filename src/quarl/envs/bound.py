@@ -1,4 +1,4 @@
-"""Bounds of an episode: what a file says, and what a wrapper makes of it, ends in a time that somebody can wait for."""
+"""Bounds of an episode, so that limits from files and wrappers cannot make it last forever."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from gymnasium.envs.registration import EnvSpec
 from quarl.errors import QuarlError
 
 LONGEST = 120_000
-"""Environment steps of an episode that is evaluated; more only where a user says so. The longest of all suites, half an
-hour of Atari frame by frame, has 108,000."""
+"""Longest evaluated episode in environment steps, unless the user allows more.
+
+The longest of all suites, half an hour of Atari frame by frame, has 108,000 steps.
+"""
 MOST = 1_000
-"""Steps of a simulator in one of the environment, frames in an observation, pixels of its side."""
+"""Largest number of simulator steps in one environment step, of frames in an observation, or of pixels along a side."""
 LIMIT = "max_episode_steps"
-"""The argument of `gymnasium.make` that RL Zoo's files have among the environment's own."""
+"""The argument of `gymnasium.make` that RL Zoo's files list among the environment's own."""
 EPISODE_FRAMES = "max_num_frames_per_episode"
 """The emulator's argument that limits an Atari game."""
 REPEATS = re.compile(r"skip|noop|repeat|sub_?steps")
@@ -26,51 +28,66 @@ SIZES = re.compile(rf"{REPEATS.pattern}|delay|horizon|stack|size|shape|width|hei
 
 
 def check_numbers(arguments: Mapping[str, Any], of: str, names: re.Pattern[str] = SIZES) -> None:
-    """Refuses numbers with which one step or one observation would last for ever; of: whose arguments they are."""
+    """Raise QuarlError for numbers with which one step or one observation would take forever.
+
+    Args:
+        arguments: Keyword arguments to check.
+        of: Name of their owner, for messages.
+        names: Pattern of the argument names that are limited.
+    """
     for name, value in arguments.items():
         for number in value if isinstance(value, list | tuple) else (value,):
             if isinstance(number, float) and math.isnan(number):
-                raise QuarlError(f"{of}: {name} is NaN, which is no number")
+                raise QuarlError(f"{of}: {name} is NaN; give a number")
             if isinstance(number, int | float) and number > MOST and names.search(name):
                 raise QuarlError(f"{of}: {name} is {number:,}, more than {MOST:,}; give a smaller one")
 
 
 def checked_limit(limit: Any) -> int | None:
-    """The limit of an episode's steps; QuarlError for anything but a whole number from 1 on."""
+    """Return the limit of an episode's steps; raise QuarlError for anything but a whole number from 1 on."""
     if limit is not None and (type(limit) is not int or limit < 1):
         raise QuarlError(f"{LIMIT} is {str(limit)[:60]!r}, not a whole number from 1 on")
     return None if limit is None else int(limit)
 
 
 def longest(limit: Any, given: int | None, registered: int | None = None) -> int:
-    """Steps after which an evaluated episode is broken off: LONGEST, or what was given or registered beyond that.
+    """Return the number of steps after which an evaluated episode is an error.
 
-    limit: of the policy's files, which do not lengthen it; QuarlError where they try.
+    Args:
+        limit: Limit from the policy's files, which cannot raise the bound.
+        given: Limit given by the user.
+        registered: Limit of the environment's registration.
+
+    Returns:
+        LONGEST, or a larger limit that was given or registered.
+
+    Raises:
+        QuarlError: The files' limit is larger than that.
     """
     bound = max(LONGEST, given or 0, registered or 0)
     if (said := checked_limit(limit)) is not None and said > bound:
         raise QuarlError(
-            f"{LIMIT} is {said:,}: episodes of more than {LONGEST:,} steps are played where --max-episode-steps "
-            f"({LIMIT} in Python) asks for them"
+            f"{LIMIT} is {said:,}: episodes of more than {LONGEST:,} steps require --max-episode-steps "
+            f"({LIMIT} in Python)"
         )
     return bound
 
 
 def is_limited(spec: EnvSpec | None) -> bool:
-    """Whether a limit of steps ends every episode; where nothing is known of the environment, none does."""
+    """Return True if a limit of steps ends every episode; False if the environment is unknown."""
     return spec is not None and (spec.max_episode_steps is not None or EPISODE_FRAMES in spec.kwargs)
 
 
 def endless(bound: int) -> QuarlError:
-    """What to raise where an episode does not end."""
+    """Return the error to raise if an episode does not end."""
     return QuarlError(
         f"an episode has not ended after {bound:,} steps: give the environment a time limit with --max-episode-steps "
-        f"({LIMIT} in Python), which may be longer too"
+        f"({LIMIT} in Python), which may also be longer"
     )
 
 
 class Bounded(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Inside all wrappers: counts the environment's own steps, of which a wrapper can make many in one."""
+    """A wrapper inside all others that counts the environment's own steps; a wrapper can make many in one."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], bound: int) -> None:
         super().__init__(env)

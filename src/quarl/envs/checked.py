@@ -1,7 +1,6 @@
-"""Environments that break the rules: what raised, or what came that nobody can use, in one line that says what to do.
+"""Checks of environments: exceptions and invalid values become one line with a fix.
 
-Stable-Baselines3 puts NaN into networks and observations of any shape into its buffers, and falls over something else
-later.
+Stable-Baselines3 would feed NaN to networks and store observations of any shape, and fail later for another reason.
 """
 
 from __future__ import annotations
@@ -22,58 +21,75 @@ from gymnasium.envs.registration import EnvSpec
 from quarl.errors import RAISED, QuarlError, in_one_line
 
 NEW_STEP = "observation, reward, terminated, truncated, info"
-MEND = "mend it, or what it needs"
+MEND = "fix it, or its requirements"
 NOT_FINITE = "an observation that is NaN or infinite"
 
 
 class BrokenEnvironmentError(QuarlError):
-    """An environment raised, or gave what is no observation or reward of its spaces."""
+    """An environment raised an exception, or returned an observation or reward outside its spaces."""
 
 
 class OddError(Exception):
-    """What an environment gave, in words that follow its name."""
+    """An invalid value from an environment, described in words that follow its name."""
 
 
 class MisfitError(OddError, ValueError):
-    """It is not of the space."""
+    """A value that does not belong to the space."""
 
 
 def broken(env: gymnasium.Env[Any, Any], error: BaseException, way: str = MEND) -> QuarlError:
-    """Return the error to raise for what came out of the environment's reset() or step(); `way` is the fix."""
+    """Return the error to raise for a failure of the environment's reset() or step().
+
+    Args:
+        env: The environment, which cannot be used afterwards.
+        error: The exception.
+        way: How to fix it.
+
+    Returns:
+        One line with the environment, the reason and the place in its code.
+    """
     if isinstance(error, QuarlError):
         return error
     name = name_of(env)
-    # it is lost as it is: one more step can only tell more
+    # the environment is lost anyway: one more step can only add information
     if isinstance(error, TypeError | ValueError | LookupError) and (old := _old_interface(env.unwrapped)):
         return BrokenEnvironmentError(f"{name}: {old}")
     if isinstance(error, OddError):
-        return BrokenEnvironmentError(f"{name} gave {error}: mend its step() or reset()")
+        return BrokenEnvironmentError(f"{name} gave {error}: fix its step() or reset()")
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(place.filename).name}, line {place.lineno}"
     return BrokenEnvironmentError(f"{name} raised {in_one_line(error)} ({where}): {way}")
 
 
 def name_of(env: gymnasium.Env[Any, Any]) -> str:
-    """The environment's id, or its class where it was not made by one."""
+    """Return the environment's id, or its class if it has none."""
     return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
 
 
 def check_observation(given: Any, shape: tuple[int, ...], dtype: np.dtype[Any], *, last: bool = False) -> None:
-    """Raises OddError unless it is an array, or lists, of that shape whose values the dtype holds.
+    """Raise OddError unless an observation is an array, or lists, of that shape with values that the dtype can hold.
 
-    Numpy would repeat one number for all, and cut what does not fit.
-    last: nothing acts on it; MuJoCo's tasks end where a state is no longer finite.
+    Numpy would broadcast one number to all, and truncate values that do not fit.
+
+    Args:
+        given: The observation.
+        shape: Shape of the space.
+        dtype: Dtype of the space.
+        last: The policy does not act on it; MuJoCo's tasks end when a state is no longer finite.
+
+    Raises:
+        OddError: The observation is invalid.
     """
-    if type(given) is np.ndarray and given.shape == shape and given.dtype == dtype:  # in a microsecond
+    if type(given) is np.ndarray and given.shape == shape and given.dtype == dtype:  # the common case, in a microsecond
         numbers = given.reshape(-1)
         if last or dtype.kind != "f" or math.isfinite(numbers.dot(numbers)):
             return
     try:
         array = np.asarray(given)
     except ValueError:
-        raise MisfitError("an observation of lists that are no array") from None
+        raise MisfitError("an observation of lists of unequal length") from None
     if array.shape != shape or array.dtype.kind not in "fiub":
-        raise MisfitError(f"an observation of {array.dtype} {array.shape} where its space says {dtype} {shape}")
+        raise MisfitError(f"an observation of {array.dtype} {array.shape} but its space has {dtype} {shape}")
     if array.dtype.kind == "f" and not last and not np.isfinite(array).all():
         raise OddError(NOT_FINITE)
     with np.errstate(invalid="ignore"):
@@ -83,7 +99,7 @@ def check_observation(given: Any, shape: tuple[int, ...], dtype: np.dtype[Any], 
 
 
 class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment for a learner: its faults are raised as `broken` has them, before anything is learnt from them."""
+    """An environment for a learner that raises faults as described by `broken`, before the learner sees any value."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -114,7 +130,7 @@ class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 @contextlib.contextmanager
 def held(make: Callable[[], gymnasium.Env[Any, Any]]) -> Iterator[gymnasium.Env[Any, Any]]:
-    """An environment that is made for what is inside, and closed; one that cannot be closed has done its work."""
+    """Make an environment for the block, then close it; errors while closing are ignored."""
     env = make()
     try:
         yield env
@@ -124,9 +140,10 @@ def held(make: Callable[[], gymnasium.Env[Any, Any]]) -> Iterator[gymnasium.Env[
 
 
 class Recalled(gymnasium.Env[Any, Any]):
-    """What is known of an environment that is closed again: its name, its spaces, and the first observation.
+    """The name, spaces and first observation of an environment that is closed again.
 
-    For a learner that others play for: of some environments only one may live. One step has shown that it works.
+    It is for a learner whose episodes are played by other processes, because some environments allow only one instance.
+    One step has shown that the environment works.
     """
 
     def __init__(self, make: Callable[[], gymnasium.Env[Any, Any]], seed: int) -> None:
@@ -143,7 +160,10 @@ class Recalled(gymnasium.Env[Any, Any]):
 
 
 def _old_interface(env: Any) -> str:
-    """Where the environment speaks as Gym before 0.26 did; empty where it does not. It is reset and stepped."""
+    """Return the place at which the environment follows Gym before 0.26, or an empty string.
+
+    It is reset and stepped.
+    """
     with contextlib.suppress(*RAISED):
         parameters = inspect.signature(env.reset).parameters.values()
         if not any(each.name == "seed" or each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):

@@ -1,7 +1,7 @@
 """DM Control's suite as gymnasium environments with one flat float32 observation.
 
-The ids, seeds, rewards and ends are those of shimmy's `DmControlCompatibilityV0`. This one stands closer to the
-simulator: no space of dictionaries, no wrapper to flatten it, and no renderer where nothing is drawn.
+Ids, seeds, rewards and ends are those of shimmy's `DmControlCompatibilityV0`. This class works on the simulator
+directly: it needs no dictionary space, no flattening wrapper, and no renderer unless something is drawn.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ Array = NDArray[np.float32]
 class SuiteEnv(gymnasium.Env[Array, NDArray[Any]]):
     """One task of the suite.
 
-    An observation is the task's named arrays, each flattened in C order, a scalar as one number, one after another in
-    the alphabetical order of their names: what `FlattenObservation` makes of shimmy's dictionary, and what Acme's
-    `batch_concat` fed to the agents of the 2020 code. (dm_control's own `flat_observation` keeps its tasks' order.)
+    An observation concatenates the task's named arrays in the alphabetical order of their names. Each is flattened in C
+    order, a scalar is one number. `FlattenObservation` produces the same from shimmy's dictionary, and Acme's
+    `batch_concat` fed the same to the agents of the 2020 code. (dm_control's own `flat_observation` keeps its tasks'
+    order.)
 
     An episode lasts 1000 steps and is then truncated, with true bootstrapping: only the lqr tasks ever terminate.
     """
@@ -41,15 +42,15 @@ class SuiteEnv(gymnasium.Env[Array, NDArray[Any]]):
         environment_kwargs: Mapping[str, Any] | None = None,
         render_mode: str | None = None,
     ) -> None:
-        """task_kwargs, environment_kwargs: those of `dm_control.suite.load`."""
+        """Load the task; task_kwargs and environment_kwargs are arguments of `dm_control.suite.load`."""
         arguments = dict(task_kwargs or {})
-        # lqr draws its springs when it is built: the same ones in every process
+        # lqr draws its springs when it is built: use the same ones in every process
         self._random = np.random.RandomState(arguments.pop("random", 0))
         arguments["random"] = self._random
         self._env: Any = suite.load(domain, task, arguments, dict(environment_kwargs or {}))
-        self._random.seed()  # a first reset without a seed is like no other
+        self._random.seed()  # a first reset without a seed is random
         self.metadata = {**self.metadata, "render_fps": round(1 / self._env.control_timestep())}
-        if render_mode is None:  # quadruped-escape would open a window's context to show its terrain
+        if render_mode is None:  # without it, quadruped-escape would open a window's context to show its terrain
             self._env.physics._make_rendering_contexts = lambda: None
 
         action = self._env.action_spec()
@@ -60,7 +61,7 @@ class SuiteEnv(gymnasium.Env[Array, NDArray[Any]]):
         self._flat = np.zeros(sum(int(np.prod(shape)) for shape in shapes.values()), np.float32)
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, self._flat.shape, np.float32)
         self._views: list[tuple[str, Array]] = []
-        """Name of an array -> its place in `_flat`, in its own shape."""
+        """(name of an array, its view into `_flat` in its own shape)."""
         start = 0
         for name, shape in shapes.items():
             stop = start + int(np.prod(shape))
@@ -76,10 +77,10 @@ class SuiteEnv(gymnasium.Env[Array, NDArray[Any]]):
     def step(self, action: NDArray[Any]) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         try:
             timestep = self._env.step(action)
-        except PhysicsError as error:  # of actions that the simulator cannot follow: lqr's reach to 1e10
+        except PhysicsError as error:  # caused by actions that the simulator cannot follow: lqr's reach 1e10
             name = self.spec.id if self.spec else type(self._env.task).__name__
-            raise QuarlError(f"the simulation of {name} broke down: {error}") from None
-        if timestep.reward is None:  # dm_env begins an episode of its own where it is stepped past an end
+            raise QuarlError(f"the simulation of {name} became unstable: {error}") from None
+        if timestep.reward is None:  # dm_env begins a new episode itself if it is stepped past an end
             raise gymnasium.error.ResetNeeded("the episode has ended: reset the environment before the next step")
         ended = timestep.last()
         terminated = ended and timestep.discount == 0

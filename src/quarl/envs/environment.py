@@ -1,6 +1,6 @@
-"""The environment of a call: described once, by a user's words or by a file, and then passed along.
+"""The environment of a call: described once, by a user or by a file, and then passed along.
 
-Options over a file's own are merged here. A policy's provenance takes them too, so that saved policies name them.
+Options override the file's own here. A policy's provenance receives them too, so that saved policies contain them.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ from quarl.readers.zoo import PREPROCESSING, VEC_FRAME_STACK, Wrappers, wrappers
 
 P = TypeVar("P", bound=Policy)
 PREPROCESSED = (4, 84, 84)
-"""Observations of Atari games behind Stable-Baselines3's preprocessing: make_atari_env and VecFrameStack."""
+"""Shape of observations of Atari games behind Stable-Baselines3's make_atari_env and VecFrameStack."""
 Inside = Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Environment:
-    """An environment and how it is made; nothing is looked up, imported or made before it is needed.
+    """An environment and its construction; nothing is looked up, imported or made before it is needed.
 
-    Create it with `typed_by_user` or `from_file`: the two differ in what the id may do.
+    Create it with `typed_by_user` or `from_file`: the two treat the id differently.
     """
 
     asked: str
-    """The id as it was typed, or as a file has it; empty: `lent` has none."""
+    """The id as typed, or as a file has it; empty if `lent` has none."""
     may_import: bool
-    """Whether the id may be "module:Name-v0", whose module is imported: importing is executing."""
+    """True if the id may be "module:Name-v0", whose module is imported: importing executes code."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     wrappers: Wrappers = ()
-    """(dotted class name, arguments), outermost last."""
+    """(dotted class name, arguments) of each wrapper, outermost last."""
     max_episode_steps: int | None = None
-    """Time limit in steps; None: that of the registration."""
+    """Time limit in steps; None means that of the registration."""
     longest: int | None = None
-    """Steps of an episode that the user allows, who may ask for more of them than a file may."""
+    """Longest episode in steps that the user allows; a user may allow more than a file."""
     lent: gymnasium.Env[Any, Any] | None = None
-    """The environment that a Python caller has handed over; it stays open."""
+    """An environment that a Python caller has passed; it stays open."""
 
     @classmethod
     def typed_by_user(cls, env_id: str, options: EnvironmentOptions = UNSAID) -> Environment:
@@ -72,7 +72,7 @@ class Environment:
 
     @cached_property
     def env_id(self) -> str:
-        """The living id.
+        """The current id.
 
         Raises:
             MissingEnvironmentError: The id is unknown, or a file's id names a module.
@@ -83,7 +83,7 @@ class Environment:
 
     @property
     def typed(self) -> str | None:
-        """The id as the user typed it; None: a file names it."""
+        """The id as the user typed it; None if a file names it."""
         return self.asked if self.may_import else None
 
     @property
@@ -93,32 +93,36 @@ class Environment:
 
     @property
     def is_atari(self) -> bool:
-        """Whether it is a game of Atari."""
+        """True for a game of Atari."""
         return is_atari(self.env_id)
 
     def make(self, *, render_mode: str | None = None, inside: Sequence[Inside] = ()) -> gymnasium.Env[Any, Any]:
         """Make a new environment inside its time limit and wrappers.
 
-        Atari games are wrapped as they are trained on; `make_for` gives whole games. Gymnasium's passive checker and
-        order enforcer are left out: they cost half of a CartPole step and change no result.
+        Atari games get the wrappers of training; `make_for` returns whole games. Gymnasium's passive checker and order
+        enforcer are disabled: they take half of the time of a CartPole step and change no result.
 
         Args:
-            render_mode: gymnasium's; None: nothing is drawn.
-            inside: wrappers to put inside all others, next to the environment's own rewards and ends.
+            render_mode: gymnasium's render mode; None draws nothing.
+            inside: Wrappers to put inside all others, next to the environment's own rewards and ends.
+
+        Returns:
+            The environment.
 
         Raises:
-            QuarlError: The id is unknown (the nearest is offered), an extra is missing (the pip command is named), or
-                the environment refuses its arguments or wrappers.
+            QuarlError: The id is unknown (the nearest is suggested), an extra is missing (the pip command is named), or
+                the environment rejects its arguments or wrappers.
         """
         spec = copy.copy(self.spec)
         spec.order_enforce = False
         spec.disable_env_checker = True
-        # a window is the one thing that a file's arguments could open
+        # a file's arguments could otherwise open a window
         kwargs = {key: value for key, value in self.env_kwargs.items() if key != "render_mode"}
-        drawing: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}  # which not all take
+        # not all environments accept the argument
+        drawing: dict[str, Any] = {} if render_mode is None else {"render_mode": render_mode}
         limit = kwargs.pop(LIMIT, None)
         limit = checked_limit(limit if self.max_episode_steps is None else self.max_episode_steps)
-        if not MODULE_ID.fullmatch(self.env_id):  # arguments of a user's own code are the user's affair
+        if not MODULE_ID.fullmatch(self.env_id):  # arguments of a user's own code are not limited
             check_numbers(kwargs, f"environment {self.env_id!r}", REPEATS)
         suite = suite_of(spec)
         if suite is ATARI:
@@ -135,7 +139,7 @@ class Environment:
                     raise missing_extra(self.env_id, suite) from None
                 needs = f"environment {self.env_id!r} needs a package: {first_line(error)}"
                 raise MissingEnvironmentError(needs) from None
-            except RAISED as error:  # any constructor, fed with a file's arguments
+            except RAISED as error:  # constructors raise exceptions of any type for a file's arguments
                 given = f" with {kwargs}" if kwargs else f" ({type(error).__name__})"
                 raise QuarlError(f"environment {self.env_id!r} cannot be made{given}: {first_line(error)}") from error
             for wrapper in inside:
@@ -146,16 +150,20 @@ class Environment:
         """Make the environment for evaluation of `policy`, and check that their spaces match.
 
         An episode of an Atari game is a whole one, and its rewards are points. Images get the policy's order of axes,
-        as in Stable-Baselines3, and MuJoCo's environments show the observations of the version it was trained on. A
-        lent environment is played as it is.
+        as in Stable-Baselines3. MuJoCo's environments show the observations of the version that the policy was trained
+        on. A lent environment is played unchanged.
 
         Args:
-            policy: the policy to play.
-            bound: steps after which an episode is an error, counted inside wrappers, which can make many in one.
-            render_mode: gymnasium's; None: nothing is drawn.
+            policy: The policy to play.
+            bound: Number of steps after which an episode is an error, counted inside wrappers, which can make many in
+                one.
+            render_mode: gymnasium's render mode; None draws nothing.
+
+        Returns:
+            The environment.
 
         Raises:
-            QuarlError: As of `make`, or the spaces differ.
+            QuarlError: As for `make`, or the spaces differ.
         """
         if self.lent is not None:
             env = shown_to(policy, Kept(self.lent))
@@ -177,24 +185,24 @@ class Environment:
         raise refusals[0]
 
     def playing(self, policy: Policy) -> dict[str, Any]:
-        """Return the fields of a `Play` of `policy` here; one environment is made, so that mistakes come up first."""
+        """Return the fields of a `Play` of `policy` here; one environment is made first, to raise errors early."""
         with held(partial(self.make_for, policy)) as first:  # before any process or engine starts
             if first.has_wrapper_attr("older_observation"):
                 note_once(first.get_wrapper_attr("older_observation"))
         if (env := self.lent) is not None:
-            name = "_max_episode_steps"  # of gymnasium's TimeLimit
+            name = "_max_episode_steps"  # an attribute of gymnasium's TimeLimit
             bound = longest(None, env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None)
             return {"make": partial(self.make_for, policy), "fresh": False, "alone": True, "bound": bound}
         limit = self.max_episode_steps or self.env_kwargs.get(LIMIT)
         bound = longest(limit, self.longest, self.spec.max_episode_steps)
         make = partial(self.make_for, policy, bound=bound)
         key = (self.env_id, self.wrappers, self.env_kwargs, limit)
-        # random actions, which the probe takes, may not be allowed with masks
+        # the probe takes random actions, which masks may forbid
         fresh = is_masked(policy) or needs_fresh(make, " ".join(map(str, key)))
         return {"make": make, "fresh": fresh, "bound": bound}
 
     def told(self, policy: P) -> P:
-        """Return the policy, whose provenance then describes this environment; the id in its file stays."""
+        """Return the policy with this environment in its provenance; the id in its file stays."""
         source, kwargs = policy.provenance, dict(self.env_kwargs)
         limit = kwargs.pop(LIMIT, None)
         home = replace(
@@ -208,7 +216,7 @@ class Environment:
         return replace(policy, provenance=home)
 
     def at_once(self, batch: int) -> int:
-        """Return how many of `batch` episodes can be played side by side: one in a lent environment."""
+        """Return the number of `batch` episodes that can be played side by side: one in a lent environment."""
         return batch if self.lent is None else 1
 
 
@@ -219,9 +227,12 @@ def make(
 
     Args:
         env_id: Gymnasium's id.
-        render_mode: As of `Environment.make`.
-        inside: As of `Environment.make`.
-        described: Fields of `EnvironmentOptions`.
+        render_mode: As for `Environment.make`.
+        inside: As for `Environment.make`.
+        **described: Fields of `EnvironmentOptions`.
+
+    Returns:
+        The environment.
     """
     return Environment.from_file(env_id, EnvironmentOptions(**described)).make(render_mode=render_mode, inside=inside)
 
@@ -229,21 +240,22 @@ def make(
 def in_environment(
     policy: P, env_id: str | None = None, *, env: gymnasium.Env[Any, Any] | None = None, **described: Any
 ) -> tuple[P, Environment | None]:
-    """Return the policy, whose provenance then names its environment as described, and that environment.
+    """Return the policy with its environment as described in its provenance, and that environment.
 
-    If nothing tells how an Atari game was preprocessed, observations of Stable-Baselines3's preprocessing do.
+    If the preprocessing of an Atari game is unknown, it is inferred from observations in the format of
+    Stable-Baselines3.
 
     Args:
-        policy: the policy as it was read.
-        env_id: id of the environment, typed by the user; None: the policy's own. Beside `env`, its name in results.
-        env: an environment to play in, one episode after the other; it stays open. None: new ones are made.
-        described: keywords of `EnvironmentOptions.of`; `env` takes the time limit alone.
+        policy: The policy as it was read.
+        env_id: Id of the environment, typed by the user; None means the policy's own. With `env`, its name in results.
+        env: An environment to play in, one episode after the other; it stays open. None makes new ones.
+        **described: Keywords of `EnvironmentOptions.of`; with `env` only the time limit is allowed.
 
     Returns:
-        The policy and its environment; None if there is none: the policy names none, and none was given.
+        The policy and its environment; None if the policy names none and none was given.
 
     Raises:
-        QuarlError: `env` is not an environment, or comes with options of new ones.
+        QuarlError: `env` is not an environment, or options for new ones were given with it.
     """
     if env_id is not None and not isinstance(env_id, str):
         kind = type(env_id).__name__
@@ -254,13 +266,13 @@ def in_environment(
         if not isinstance(env, gymnasium.Env):
             raise QuarlError(f"env is a {type(env).__name__}, not a gymnasium.Env; an id is given as env_id")
         if any(value for name, value in described.items() if name != LIMIT):
-            raise QuarlError("env is made already: drop env_kwargs, wrappers and frame_stack")
+            raise QuarlError("env already exists: drop env_kwargs, wrappers and frame_stack")
         limit = options.max_episode_steps
         lent = Environment(asked=env_id or "", may_import=True, lent=env if limit is None else TimeLimit(env, limit))
     source = policy.provenance
     if not (chosen := env_id or source.env_id):
         return policy, lent
-    # the file's arguments mean nothing elsewhere
+    # the file's arguments have no meaning in another environment
     is_home = env_id is None or is_same(env_id, source.env_id)
     merged = options.over_provenance(source, is_home)
     environment = Environment.from_file(chosen, merged) if env_id is None else Environment.typed_by_user(chosen, merged)
@@ -277,7 +289,7 @@ def in_environment(
 
 
 def _is_game(environment: Environment) -> bool:
-    """Return whether it is a game of Atari; if the environment is missing, its maker finds out."""
+    """Return True for a game of Atari, False if the environment is missing: making it raises the error."""
     with suppress(MissingEnvironmentError):
         return environment.is_atari
     return False
@@ -292,6 +304,6 @@ def home_of(policy: Policy, env_id: str | None = None) -> Environment:
     environment = in_environment(policy, env_id)[1]
     if environment is None:
         raise QuarlError(
-            "the policy does not say which environment it was trained on; name one with --env (env_id or env in Python)"
+            "the policy does not name the environment it was trained on; name one with --env (env_id or env in Python)"
         )
     return environment

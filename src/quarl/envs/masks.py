@@ -1,4 +1,4 @@
-"""Which actions an environment allows at the moment: the masks that sb3-contrib's MaskablePPO was trained with."""
+"""Masks of the actions that an environment allows at present, as for sb3-contrib's MaskablePPO."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from quarl.errors import RAISED
 from quarl.policy.graph import Policy
 
 METHOD = "action_masks"
-"""Of an environment, or of a wrapper around it: truths, as many as scores, of the actions that are allowed."""
+"""Method of an environment or a wrapper around it that returns one boolean per action, True if it is allowed."""
 UNMASKED = (
-    f"it has no {METHOD}(), with which the policy was trained: register it inside its ActionMasker and name that with "
-    "--env module:ID (in Python, env=ActionMasker(...) will do)"
+    f"it has no {METHOD}(), which the policy was trained with: register it inside its ActionMasker and name that with "
+    "--env module:ID (in Python, pass env=ActionMasker(...))"
 )
-"""How a user gives an environment its masks."""
+"""The fix for an environment without masks."""
 FORBIDDEN = np.float32(-1e8)
-"""The score of any other action, as sb3-contrib has it: where nothing is allowed, all actions are alike."""
+"""Score of a forbidden action, as in sb3-contrib: if none is allowed, all actions are equal."""
 
 
 def is_masked(policy: Policy) -> bool:
-    """Whether the policy was trained with masks; others play as they did in training, without."""
+    """Return True if the policy was trained with masks; others play as in training, without them."""
     return policy.provenance.algo == "maskableppo"
 
 
 def masks_of(policy: Policy, env: gymnasium.Env[Any, Any]) -> Callable[[], Any] | None:
-    """What tells the masks; None where the policy takes none, or the environment has none."""
+    """Return the function that gives the masks; None if the policy uses none or the environment has none."""
     has = is_masked(policy) and env.has_wrapper_attr(METHOD)
     return env.get_wrapper_attr(METHOD) if has else None
 
 
 def allowed(scores: Array, masks: Any) -> Array:
-    """The scores [B, n] with FORBIDDEN in place of those that masks, [B, n] or [n] for one row, do not allow.
+    """Return scores [B, n] with FORBIDDEN in place of the actions that masks [B, n], or [n] for one row, do not allow.
 
-    ValueError for another number of truths.
+    Raises:
+        ValueError: The number of masks differs.
     """
     truths = np.asarray(masks)
     if truths.size != scores.size or truths.dtype.kind not in "biuf":
@@ -47,7 +48,19 @@ def allowed(scores: Array, masks: Any) -> Array:
 
 
 def allowed_in(env: gymnasium.Env[Any, Any], masks: Callable[[], Any], scores: Array) -> Array:
-    """As `allowed`, of the environment's own masks at the moment; its faults are said as those of its step."""
+    """Return the scores after the environment's present masks, as `allowed` does.
+
+    Args:
+        env: The environment.
+        masks: Its method that returns the masks.
+        scores: Scores [B, n] of the actions.
+
+    Returns:
+        The scores with FORBIDDEN for other actions.
+
+    Raises:
+        BrokenEnvironmentError: The environment raised, or its masks have another size.
+    """
     try:
         said = masks()
     except RAISED as error:
@@ -55,4 +68,4 @@ def allowed_in(env: gymnasium.Env[Any, Any], masks: Callable[[], Any], scores: A
     try:
         return allowed(scores, said)
     except ValueError as error:
-        raise BrokenEnvironmentError(f"{name_of(env)}: its {error}: mend it") from None
+        raise BrokenEnvironmentError(f"{name_of(env)}: its {error}: fix it") from None

@@ -1,4 +1,4 @@
-"""Environment ids: what a retired version is called today, the nearest known id, and the registration of each."""
+"""Environment ids: current versions of retired ones, the nearest known id, and the registration of each."""
 
 from __future__ import annotations
 
@@ -15,28 +15,33 @@ from quarl.envs.suites import ATARI, LISTED, TASKS, is_tombstone, missing_extra,
 from quarl.errors import RAISED, MissingEnvironmentError, QuarlError
 
 MODULE_ID = re.compile(r"[\w.]+:[^:,]+")
-"""gymnasium's spelling of an environment that a module of the user's registers."""
+"""gymnasium's form of an id whose environment a module of the user registers."""
 LQR_STEPS = 1000
-"""lqr ends only where its state has come to rest; a policy that never brings it there would play for ever. The other
-tasks of DM Control end themselves, after as many steps."""
+"""Time limit of lqr in steps: it ends only when its state has come to rest, which a policy may never reach.
+
+The other tasks of DM Control end themselves after the same number of steps.
+"""
 
 
 def resolve(env_id: str, *, typed: str = "--env {module}:{name}") -> str:
-    """Return the living id: env_id itself, or the newest version if env_id names a retired one (LunarLander-v2).
+    """Return the current id: env_id itself, or the newest version if env_id is a retired one (LunarLander-v2).
 
-    The spellings of the 2020 code, "gym,CartPole-v1" and "dm_control,cheetah_run", are understood too. Nothing is
-    imported: gymnasium's "module:Name-v0" is refused, for importing is executing. `Environment.typed_by_user` takes it.
+    The forms of the 2020 code, "gym,CartPole-v1" and "dm_control,cheetah_run", are accepted too. Nothing is imported:
+    gymnasium's "module:Name-v0" is refused, because importing executes code. `Environment.typed_by_user` accepts it.
 
     Args:
-        env_id: the id.
-        typed: how the caller's user names an environment of their own.
+        env_id: The id.
+        typed: Template of the option with which the caller's user names an environment of their own.
+
+    Returns:
+        The current id.
 
     Raises:
-        MissingEnvironmentError: The id is unknown, with the nearest known one, or names a module.
+        MissingEnvironmentError: The id is unknown (the nearest known one is suggested), or it names a module.
     """
     if MODULE_ID.fullmatch(env_id):
         raise MissingEnvironmentError(
-            f"unknown environment {env_id!r}: only your own words may name a module, as in {_typed(typed, env_id)}"
+            f"unknown environment {env_id!r}: only a typed id may name a module, as in {_typed(typed, env_id)}"
         )
     asked = modern(env_id)
     living = {*LISTED, *(name for name, spec in registry.items() if not is_tombstone(spec))}
@@ -50,8 +55,10 @@ def resolve(env_id: str, *, typed: str = "--env {module}:{name}") -> str:
 
 
 def is_same(env_id: str, saved: str) -> bool:
-    """Whether `env_id`, which the user typed, is the environment that a file calls `saved`, perhaps without its module
-    or by an older version."""
+    """Return True if `env_id`, typed by the user, is the environment `saved` in a file.
+
+    The file's id may lack the module or be an older version.
+    """
     if saved.rpartition(":")[2] == env_id.rpartition(":")[2]:
         return True
     try:
@@ -61,9 +68,9 @@ def is_same(env_id: str, saved: str) -> bool:
 
 
 def of_module(module: str, env_id: str) -> str:
-    """module:env_id where the module, which the user typed and which is imported here, registers the environment.
+    """Return module:env_id if the module, which is imported here, registers the environment.
 
-    Environments of gymnasium and of the suites stay as they are called.
+    The user typed the module. Environments of gymnasium and of the suites keep their ids.
     """
     _import(module, f"{module}:{env_id}")
     spec = registry.get(env_id)
@@ -74,7 +81,7 @@ def of_module(module: str, env_id: str) -> str:
 
 
 def find(env_id: str) -> EnvSpec:
-    """The registration of a living id, after importing the suite or the user's module that brings it."""
+    """Return the registration of a current id, after importing its suite or the user's module."""
     if MODULE_ID.fullmatch(env_id):
         module, name = env_id.split(":")
         _import(module, env_id)
@@ -82,7 +89,7 @@ def find(env_id: str) -> EnvSpec:
             raise QuarlError(f"module {module!r} registers no environment {name!r}; call gymnasium.register in it")
         return registry[name]
     if env_id in TASKS:
-        # never the registry's: shimmy registers environments of the same names there, with other observations
+        # not the registry's: shimmy registers environments of the same names there, with other observations
         domain, task = TASKS[env_id]
         limit = LQR_STEPS if domain == "lqr" else None
         kwargs = {"domain": domain, "task": task}
@@ -98,12 +105,12 @@ def find(env_id: str) -> EnvSpec:
 
 
 def _import(module: str, env_id: str) -> None:
-    """Imports the user's own module, which registers environments; it may lie in the working directory."""
+    """Import the user's own module, which registers environments; it may be in the working directory."""
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
     try:
         importlib.import_module(module)
-    except RAISED as error:  # whatever the user's code raises
+    except RAISED as error:  # the user's code may raise any exception
         reason = str(error).partition("\n")[0]
         raise MissingEnvironmentError(
             f"cannot import {module!r} for {env_id}: {type(error).__name__}: {reason}"
@@ -111,18 +118,21 @@ def _import(module: str, env_id: str) -> None:
 
 
 def is_atari(env_id: str) -> bool:
-    """Whether a living id, which the user typed where it names a module, is of a game of Atari."""
+    """Return True if a current id is a game of Atari; an id with a module must have been typed by the user."""
     return LISTED.get(env_id) is ATARI or suite_of(find(env_id)) is ATARI
 
 
 def _split(env_id: str) -> tuple[str, int]:
-    """("CartPole", 1) of "CartPole-v1"; version -1 where there is none."""
+    """Split "CartPole-v1" into ("CartPole", 1); the version is -1 if there is none."""
     match = re.fullmatch(r"(.+)-v([0-9]{1,9})", env_id)
     return (match[1], int(match[2])) if match else (env_id, -1)
 
 
 def _suggestion(env_id: str, living: set[str], typed: str) -> str:
-    """A near name of the same kind, else what is known: Point-v0 is no slip of the pen for Pong-v0."""
+    """Return a suggestion for an unknown id.
+
+    It is the nearest id of the same kind, or the way to name an own environment: Point-v0 is not a typo of Pong-v0.
+    """
     spelt = {living_id.rpartition("/")[2].casefold(): living_id for living_id in sorted(living)}
     spelt |= {living_id.casefold(): living_id for living_id in sorted(living)}
     name = _split(env_id.casefold())[0]
@@ -137,7 +147,7 @@ def _suggestion(env_id: str, living: set[str], typed: str) -> str:
     if nearest:
         return f"; did you mean {spelt[nearest[0]]!r}?"
     example = _typed(typed, f"module:{env_id}")
-    return f"; it is in no suite that is known here; an environment of your own is {example}"
+    return f"; it is in no suite that QuaRL supports; name an environment of your own with {example}"
 
 
 def _typed(words: str, env_id: str) -> str:

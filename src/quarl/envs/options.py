@@ -1,6 +1,6 @@
-"""Options of an environment over what a policy's files or hyper-parameters say: what is given replaces, the rest stays.
+"""Environment options that override those of a policy's files or hyper-parameters; values not given stay.
 
-They are put into an `Environment`, or into hyper-parameters in RL Zoo's words, once.
+They are written once, into an `Environment` or into hyper-parameters in RL Zoo's format.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from quarl.envs.environment import Environment
 
 OF_ENVIRONMENT = ("env_kwargs", "env_wrapper", "frame_stack")
-"""Hyper-parameters of RL Zoo that say how environments are made."""
+"""Hyper-parameters of RL Zoo that describe the construction of environments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentOptions:
-    """What a user says of an environment beside its id."""
+    """The user's options of an environment, besides its id."""
 
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     wrappers: Wrappers | None = None
-    """(dotted class name, arguments), outermost last; None: not given."""
+    """(dotted class name, arguments) of each wrapper, outermost last; None if not given."""
     frame_stack: int | None = None
     max_episode_steps: int | None = None
 
@@ -44,10 +44,23 @@ class EnvironmentOptions:
         frame_stack: int | None = None,
         max_episode_steps: int | None = None,
     ) -> EnvironmentOptions:
-        """The options, checked; wrappers: NAME, NAME:K=V or (NAME, arguments), names short or dotted."""
+        """Return the checked options.
+
+        Args:
+            env_kwargs: Arguments of the environment.
+            wrappers: NAME, NAME:K=V or (NAME, arguments) of each wrapper, outermost last; names are short or dotted.
+            frame_stack: Number of stacked observations.
+            max_episode_steps: Time limit in steps.
+
+        Returns:
+            The options.
+
+        Raises:
+            QuarlError: A value is invalid.
+        """
         if env_kwargs is not None and not isinstance(env_kwargs, Mapping):
             raise QuarlError(f"env_kwargs is {str(env_kwargs)[:60]!r}, not values by name, as in dict(continuous=True)")
-        stacked((), frame_stack)  # the check of the number
+        stacked((), frame_stack)  # checks the number
         entries = [wrappers] if isinstance(wrappers, str) else wrappers or ()
         pairs = (named_wrapper(entry) if isinstance(entry, str) else entry for entry in entries)
         named = tuple((dotted(name), dict(arguments)) for name, arguments in pairs if name != NONE)
@@ -56,21 +69,21 @@ class EnvironmentOptions:
 
     @classmethod
     def written(cls, values: Mapping[str, Any], where: Path) -> EnvironmentOptions:
-        """What hyper-parameters in RL Zoo's words say of it; `where` begins the line of an error."""
+        """Return the options in hyper-parameters of RL Zoo's format; errors begin with the file `where`."""
         return cls(env_kwargs=_arguments(values, where), wrappers=wrappers_of(values, where))
 
     @classmethod
     def said(cls, config: EnvironmentConfig) -> EnvironmentOptions:
-        """Those of a verb."""
+        """Return the options of a command."""
         return cls.of(**config.environment())
 
     @property
     def making(self) -> dict[str, Any]:
-        """The fields of an `Environment` that is made as the options say."""
+        """The fields of an `Environment` that has these options."""
         return {"env_kwargs": self.env_kwargs, "wrappers": self._over(()), LIMIT: self.max_episode_steps}
 
     def over_provenance(self, source: Provenance, is_home: bool) -> EnvironmentOptions:
-        """Return these options over those of a policy's file, whose arguments only count in its own environment."""
+        """Return these options over those of a policy's file, whose arguments apply only in its own environment."""
         before = {LIMIT: source.max_episode_steps, **source.env_kwargs} if is_home else {}
         kwargs = {**before, **self.env_kwargs}
         limit = kwargs.pop(LIMIT, None)
@@ -81,7 +94,7 @@ class EnvironmentOptions:
         )
 
     def over(self, written: Mapping[str, Any]) -> dict[str, Any]:
-        """Hyper-parameters, as a config.yml spells them, with these options in place of theirs."""
+        """Return hyper-parameters in the format of config.yml, with these options in place of theirs."""
         merged = dict(written)
         limit = {} if self.max_episode_steps is None else {LIMIT: self.max_episode_steps}
         if given := {**self.env_kwargs, **limit}:
@@ -102,7 +115,7 @@ UNSAID = EnvironmentOptions()
 
 
 def _arguments(values: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """Those of an environment, from hyper-parameters."""
+    """Return the environment's arguments in the hyper-parameters."""
     arguments = values.get("env_kwargs") or {}
     try:
         return literals.mapping(arguments)
@@ -111,7 +124,7 @@ def _arguments(values: Mapping[str, Any], where: Path) -> dict[str, Any]:
 
 
 def described(source: Provenance | Environment) -> str:
-    """The environment in a line: its id, arguments, wrappers and limit."""
+    """Return a one-line description of the environment: its id, arguments, wrappers and limit."""
     parts = [source.env_id, *(f"{name}={value}" for name, value in source.env_kwargs.items())]
     for name, arguments in source.wrappers:
         inside = ", ".join(f"{k}={reprlib.repr(v) if isinstance(v, list) else v}" for k, v in arguments.items())

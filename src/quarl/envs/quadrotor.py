@@ -1,4 +1,4 @@
-"""A quadrotor in MuJoCo that flies from point to point, and arrives or does not: `quarl/Quadrotor-v0`.
+"""A quadrotor in MuJoCo that flies to a goal and stays there: `quarl/Quadrotor-v0`.
 
 Importing this module registers the environment; gymnasium finds it as "quarl.envs.quadrotor:quarl/Quadrotor-v0".
 """
@@ -15,25 +15,25 @@ from numpy.typing import NDArray
 Array = NDArray[np.float32]
 
 STEP_S, FRAMES = 0.005, 4
-"""Seconds of a step of the simulator, and how many of them are one step of the environment: 50 Hz."""
+"""Seconds of a simulator step, and number of them in one environment step (50 Hz)."""
 LIMIT_S = 2.5
 ARM, HEIGHT = 0.14, 0.03
-"""Metres from the middle to a rotor along either axis of the body, and above it."""
+"""Meters from the center to a rotor along either axis of the body, and above it."""
 LAG_S = 0.04
-"""Time constant of a rotor's thrust, which follows what is asked of it with a first-order lag."""
+"""Time constant of a rotor's thrust in seconds; it follows its command with a first-order lag."""
 DRAG_M = 0.016
 """Torque of a rotor about its axis over its thrust, N m / N."""
 AUTHORITY = 0.6
-"""How far an action of 1 takes a rotor's thrust from hovering, as a share of it."""
+"""Largest relative change of a rotor's thrust from hovering, for an action of 1."""
 NEAR_M, SLOW_M_S, STAY_S = 0.3, 0.5, 0.5
-"""Arrived: nearer and slower than these for so long."""
+"""Distance in m and speed in m/s below which the goal counts as reached, and the time in s to stay there."""
 FAR_M = 12.0
 ROTORS = ((ARM, ARM, 1), (-ARM, ARM, -1), (-ARM, -ARM, 1), (ARM, -ARM, -1))
-"""Place in the body, metres forward and to the left, and the sense in which the body is turned."""
+"""Position of each rotor in the body, in meters forward and to the left, and its sense of rotation."""
 
 
 def _model() -> Any:
-    """The airframe of 1 kg with its rotors above a floor, in air."""
+    """Return the airframe of 1 kg with its rotors above a floor, in air."""
     discs = "".join(
         f'<geom type="cylinder" size=".06 .005" pos="{x} {y} {HEIGHT}" mass=".025" rgba=".2 .5 .9 1"/>'
         f'<site name="rotor{i}" pos="{x} {y} {HEIGHT}"/>'
@@ -65,20 +65,22 @@ def _model() -> Any:
 
 
 class Quadrotor(gymnasium.Env[Array, NDArray[Any]]):
-    """Fly to a goal and stay there, in wind that is another in every episode and that nobody sees.
+    """Fly to a goal and stay there, in wind that differs in every episode and is not observed.
 
-    An observation is the goal as the body sees it (3 numbers, metres), the body's rotation matrix by rows (9), its
-    velocity in its own axes (3, m/s) and its angular velocity (3, rad/s). An action asks each rotor for thrust: 0 is a
-    quarter of the weight, -1 and 1 are 60 % less and more. Rotors follow with a lag that is not observed.
+    An observation has the goal in the body's axes (3 numbers, meters) and the body's rotation matrix by rows (9). Then
+    come its velocity in its own axes (3, m/s) and its angular velocity (3, rad/s). An action commands the thrust of
+    each rotor: 0 is a quarter of the weight, -1 and 1 are 60 % less and more. Rotors follow with a lag that is not
+    observed.
 
-    Reward is metres of approach, less what turns and tilts the body and moves rotors; 5 for an arrival, which ends the
-    episode, -5 for a crash (a contact, upside down, or 12 m away), which ends it too. `info["is_success"]` says which.
+    The reward is the approach in meters, minus costs of turning, tilting and moving rotors. An arrival gives 5 and ends
+    the episode; a crash (a contact, upside down, or 12 m away) gives -5 and ends it too. `info["is_success"]` is True
+    after an arrival.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 50}  # noqa: RUF012  # as gymnasium has it
 
     def __init__(self, *, wind: float = 1.0, render_mode: str | None = None) -> None:
-        """wind: m/s, standard deviation of either horizontal component."""
+        """Build the simulation; wind: standard deviation of either horizontal component in m/s."""
         self.wind, self.render_mode = wind, render_mode
         self._model = _model()
         self._data = mujoco.MjData(self._model)
@@ -98,7 +100,7 @@ class Quadrotor(gymnasium.Env[Array, NDArray[Any]]):
         data.qpos[3:7] = np.cos(yaw / 2), 0, 0, np.sin(yaw / 2)
         data.qvel[:] = random.normal(0, 0.2, 6)
         data.act[:] = self._hover
-        while True:  # a goal that is near already would be no flight
+        while True:  # start away from the goal
             self._goal = random.uniform((-4, -4, 1), (4, 4, 4))
             if self._away() > 1.5:
                 break

@@ -1,4 +1,4 @@
-"""Whether a used environment, reset with a seed, replays what a new one would: not all of them do."""
+"""The reseed test: some used environments, reset with a seed, do not replay the episode of a new one."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from quarl.errors import RAISED
 NUM_TRIALS = 3
 NUM_STEPS = 64
 _known: dict[str, bool] = {}
-"""Answers by key; a test takes up to a second of simulation, and a sweep asks for each of its precisions."""
+"""Answers by key; a test takes up to a second of simulation, and a sweep repeats it for each of its precisions."""
 
 
 def needs_fresh(make_env: Callable[[], gymnasium.Env[Any, Any]], key: str) -> bool:
-    """True where an episode depends on what its environment played before, so that each needs a new environment.
+    """Return True if an episode depends on earlier ones in its environment, so that each needs a new environment.
 
-    The reseed test: an environment that has lived through random actions is reset with a seed and must then return,
-    bit for bit, the observations, rewards and ends that a new one returns for the same seed and actions.
-    key: names what `make_env` makes; the answer is remembered under it in this process.
+    An environment that has taken random actions is reset with a seed. It must then return, bit for bit, the
+    observations, rewards and ends that a new one returns for the same seed and actions. `key` identifies the
+    environment of `make_env`; the answer is cached under it in this process.
     """
     if key not in _known:
         _known[key] = _remembers(make_env)
@@ -33,7 +33,7 @@ def needs_fresh(make_env: Callable[[], gymnasium.Env[Any, Any]], key: str) -> bo
 
 def _remembers(make_env: Callable[[], gymnasium.Env[Any, Any]]) -> bool:
     plans = []
-    with held(make_env) as used:  # the new ones come after it: of some only one may live
+    with held(make_env) as used:  # the new ones come later: some environments allow only one instance
         used.action_space.seed(0)
         for trial in range(NUM_TRIALS):
             actions = [used.action_space.sample() for _ in range(NUM_STEPS)]
@@ -48,14 +48,12 @@ def _remembers(make_env: Callable[[], gymnasium.Env[Any, Any]]) -> bool:
 
 
 def _trace(env: gymnasium.Env[Any, Any], seed: int, actions: list[Any]) -> list[tuple[bytes, float, bool, bool]]:
-    """Everything the environment says in one episode, cut at its end or after the last action."""
+    """Return all results of one episode, up to its end or the last action."""
     try:
         observation, _ = env.reset(seed=seed)
         trace = [(np.asarray(observation).tobytes(), 0.0, False, False)]
         for action in actions:
-            observation, reward, terminated, truncated, _ = env.step(
-                copy.copy(action)
-            )  # it may change what it is given
+            observation, reward, terminated, truncated, _ = env.step(copy.copy(action))  # it may modify its argument
             trace.append((np.asarray(observation).tobytes(), float(reward), bool(terminated), bool(truncated)))
             if terminated or truncated:
                 break

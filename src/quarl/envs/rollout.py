@@ -1,7 +1,7 @@
 """Episodes of a policy, many at a time: one batch of observations through the network, then one step of each slot.
 
-There is no vector environment and no autoreset: a slot whose episode ends takes the next episode, so the last
-observation of every episode is the true one, and an episode is the same whatever plays beside it.
+There is no vector environment and no autoreset: a slot whose episode ends takes the next episode. So the last
+observation of every episode is the true one, and an episode does not depend on those beside it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from quarl.errors import RAISED, QuarlError, note_once
 from quarl.policy.graph import Policy
 
 LOOK = 500
-"""Steps between two looks for episodes that do not end."""
+"""Steps between two checks for episodes that do not end."""
 TOLD = 1_000
-"""Steps of an episode without a time limit after which it is told that it goes on."""
+"""Steps of an episode without a time limit after which a note is printed."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -36,52 +36,52 @@ class Episode:
     """One finished episode."""
 
     index: int
-    """k of `episode_seed(stream, seed, k)`."""
+    """Index k in `episode_seed(stream, seed, k)`."""
     seed: int
-    """What the environment was reset with."""
+    """Seed of the environment's reset."""
     total: float
-    """The undiscounted sum of raw rewards."""
+    """Undiscounted sum of raw rewards."""
     length: int
-    """Environment steps."""
+    """Length in environment steps."""
     terminated: bool
-    """False where only the time limit ended it."""
+    """False if only the time limit ended it."""
     success: bool | None
-    """What the last step's `info["is_success"]` said; None where it says nothing."""
+    """`info["is_success"]` of the last step; None if it is missing."""
     last_observation: Array
-    """What the last step returned: the state that a truncated episode would have gone on from."""
+    """Observation of the last step: the state from which a truncated episode would have continued."""
     observations: Array | None
-    """[T, *shape]: what the policy acted on at every `record`-th step, the first included; only when recorded."""
+    """Observations [T, *shape] at every `record`-th step from the first on; None if they are not recorded."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Play:
-    """What determines episodes: who plays, where, and from which seeds."""
+    """Everything that determines episodes: the policy, the environment and the seeds."""
 
     policy: Policy
     make: Callable[[], gymnasium.Env[Any, Any]]
     batch: int
-    """Episodes side by side: rows of one call of the network."""
+    """Episodes side by side, which is the number of rows in one call of the network."""
     stream: Stream
     seed: int
     fresh: bool
-    """A new environment for every episode, where a reused one remembers (see `needs_fresh`)."""
+    """Make a new environment for every episode, because a reused one remembers (see `needs_fresh`)."""
     stochastic: bool = False
-    """Actions are sampled, each episode's from a generator of its own."""
+    """Sample actions, in each episode from its own generator."""
     record: int = 0
-    """The observation of every that many steps is kept, from the first on; 0: of none."""
+    """Record the observation of every that many steps, from the first on; 0 records none."""
     alone: bool = False
-    """One episode at a time: there is one environment."""
+    """Play one episode at a time, because there is one environment."""
     bound: int = 0
-    """Steps after which an episode that goes on is an error; 0: LONGEST."""
+    """Steps after which an unfinished episode is an error; 0 means LONGEST."""
 
 
 def play(setting: Play, run: Callable[[Array], Array], episodes: Iterable[int]) -> Generator[Episode]:
-    """Play the episodes and yield each as it ends, which need not be in order.
+    """Play the episodes and yield each as it ends, not necessarily in order.
 
     Args:
-        setting: Who plays, where, and from which seeds.
-        run: Observations [batch, *shape] in the policy's dtype -> outputs [batch, n], each row independent of the
-            others.
+        setting: Policy, environment and seeds.
+        run: Function of observations [batch, *shape] in the policy's dtype that returns outputs [batch, n]; rows are
+            independent of each other.
         episodes: Indices k of the episodes.
 
     Yields:
@@ -96,7 +96,7 @@ def play(setting: Play, run: Callable[[Array], Array], episodes: Iterable[int]) 
         slots.open()
         while slots.live:
             slots.keep()
-            # one call of the network: a new array each time, whose rows environments may keep and change
+            # one call of the network: a new array each time, because environments may keep and change its rows
             for ended in slots.step(run(slots.observations)):
                 yield slots.episode(*ended)
                 # a slot whose episode has ended takes the next one, if there is one
@@ -131,9 +131,9 @@ class _Slots:
             except QuarlError as error:
                 if not self.live:
                     raise
-                # of some environments only so many may live; an episode is the same whatever plays beside it
+                # some environments allow only a few instances; an episode does not depend on those beside it
                 num = len(self.live)
-                note_once(f"episodes are played {num} at a time, for no more environments can be made ({error})")
+                note_once(f"episodes are played {num} at a time: no more environments can be made ({error})")
                 self.pending = itertools.chain([slot.index], self.pending)
                 return
             self.live.append(slot)
@@ -188,7 +188,7 @@ class _Slots:
             for slot in live:
                 row = slot.row
                 observation, reward, terminated, truncated, info = slot.step(actions[row])
-                slot.total += float(reward)  # which some environments give in float32
+                slot.total += float(reward)  # some environments return float32
                 observations[row] = observation
                 if terminated or truncated:
                     self._take(row, observation, last=True)
@@ -220,19 +220,19 @@ class _Slots:
 
 
 def _look(steps: int, env: gymnasium.Env[Any, Any] | None, bound: int) -> None:
-    """Tells of an episode of so many steps that no limit ends, and refuses one beyond the bound."""
+    """Print a note on a long episode without a time limit; raise QuarlError for one beyond the bound."""
     if steps > bound:
         raise endless(bound)
     spec = env.spec if env is not None else None
     if steps > TOLD and not is_limited(spec):
         note_once(
-            f"episodes{f' of {spec.id}' if spec else ''} have no time limit, and one goes on after {TOLD:,} steps: it "
+            f"episodes{f' of {spec.id}' if spec else ''} have no time limit, and one is longer than {TOLD:,} steps: it "
             f"is an error after {bound:,}; --max-episode-steps (max_episode_steps in Python) sets a limit"
         )
 
 
 def _check_finite(live: list[_Slot], observations: Array) -> None:
-    """Refuses to act on what is no number; it may be large alone, or of a slot that is done."""
+    """Raise the error if an observation is not finite; the sum may overflow, or come from a finished slot."""
     for slot in live:
         if not np.isfinite(observations[slot.row]).all():
             raise broken(slot.env, OddError(NOT_FINITE))

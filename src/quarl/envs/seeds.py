@@ -7,23 +7,37 @@ from typing import Literal, get_args
 import numpy as np
 
 Stream = Literal["evaluation", "calibration", "fidelity", "latency", "development", "probe", "training", "validation"]
-"""What the episodes are for. A scheme is chosen on "development", calibrated on "calibration" and judged on
-"evaluation"; "probe" tests environments, "training" is what actors learn from, "validation" chooses snapshots."""
+"""Purpose of the episodes.
+
+A scheme is chosen on "development", calibrated on "calibration" and judged on "evaluation". "probe" tests environments,
+actors learn from "training", and "validation" chooses snapshots.
+"""
 STREAMS: tuple[Stream, ...] = get_args(Stream)
 STREAM_BITS = 3
 EPISODE_BITS = 31 - STREAM_BITS
-"""Seeds stay below 2**31, which every simulator accepts."""
+"""Number of bits for the episode; seeds stay below 2**31, which every simulator accepts."""
 _MASK = 2**EPISODE_BITS - 1
 _ODD = 0x9E3779B1
 """2**32 over the golden ratio; any odd factor permutes the integers modulo a power of two."""
 
 
 def episode_seed(stream: Stream, seed: int, k: int) -> int:
-    """The reset seed of episode k, in [0, 2**31).
+    """Return the reset seed of episode k, in [0, 2**31).
 
-    The low bits are the stream's number, so streams are disjoint. The others are a permutation of k that `seed`
-    chooses: rounds of xor with a key, an odd product and a xor-shift, each of which is invertible. So the episodes of
-    one seed never repeat (k < 2**28), and those of another seed come in another order.
+    The low bits are the stream's number, so streams are disjoint. The others are a permutation of k chosen by `seed`:
+    each round is an xor with a key, an odd product and a xor-shift, all invertible. So the episodes of one seed never
+    repeat (k < 2**28), and those of another seed come in another order.
+
+    Args:
+        stream: Purpose of the episode.
+        seed: Seed of the run, not negative.
+        k: Index of the episode, below 2**28.
+
+    Returns:
+        The seed.
+
+    Raises:
+        ValueError: `seed` or `k` is out of range.
     """
     if seed < 0:
         raise ValueError(f"seed must not be negative, got {seed}")
@@ -37,5 +51,14 @@ def episode_seed(stream: Stream, seed: int, k: int) -> int:
 
 
 def action_generator(stream: Stream, seed: int, k: int) -> np.random.Generator:
-    """Where a stochastic policy's actions in episode k come from; independent of the environment's own generator."""
+    """Return the generator of a stochastic policy's actions in episode k, independent of the environment's own.
+
+    Args:
+        stream: Purpose of the episode.
+        seed: Seed of the run.
+        k: Index of the episode.
+
+    Returns:
+        The generator.
+    """
     return np.random.default_rng((STREAMS.index(stream), seed, k))

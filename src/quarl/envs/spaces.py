@@ -1,4 +1,4 @@
-"""Spaces: which algorithm can learn in one, and whether a policy's observations and actions are an environment's."""
+"""Spaces: the algorithms that can learn in one, and the match between a policy and an environment."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ from quarl.readers.plain_spaces import Box, Discrete, action_head, as_pairs, fro
 from quarl.readers.sb3_network import LAYOUTS
 
 WAYS = (
-    "choose the environment it was trained on with --env, or say how that was made: --env-kwargs, --wrapper, "
-    "--frame-stack"
+    "choose the environment it was trained on with --env, or give its options: --env-kwargs, --wrapper, --frame-stack"
 )
 
 
 def fits(algo: str, action_space: Any) -> str | None:
-    """None where `algo` can learn in gymnasium's `action_space`; else the reason, which makes the cell n/a."""
+    """Return None if `algo` can learn in gymnasium's `action_space`; otherwise the reason, which makes the cell n/a."""
     layout = LAYOUTS[algo]
     if np.any(getattr(action_space, "start", 0)):
         return f"Stable-Baselines3 counts actions from 0, this space from {action_space.start}: wrap the environment"
@@ -47,12 +46,12 @@ def fits(algo: str, action_space: Any) -> str | None:
 
 
 def fitting(action_space: Any) -> tuple[str, ...]:
-    """The algorithms that can learn in the space."""
+    """Return the algorithms that can learn in the space."""
     return tuple(algo for algo in LEARNERS if fits(algo, action_space) is None)
 
 
 def unreadable(observation_space: Any) -> str:
-    """Why no policy can read the observations of gymnasium's space; empty where one can."""
+    """Return the reason that no policy can read observations of gymnasium's space; an empty string if one can."""
     where = "the observation space"
     try:
         observation_box(from_live(observation_space, where), where)
@@ -62,7 +61,7 @@ def unreadable(observation_space: Any) -> str:
 
 
 def check_spaces(policy: Policy, env: gymnasium.Env[Any, Any]) -> None:
-    """Raises QuarlError, naming both sides, unless every observation and action of one fits the other."""
+    """Raise QuarlError, naming both sides, unless observations and actions of the policy fit the environment."""
     name = name_of(env)
     if policy.inputs:
         _check_inputs(policy, env)
@@ -74,16 +73,16 @@ def check_spaces(policy: Policy, env: gymnasium.Env[Any, Any]) -> None:
     if not _actions_fit(policy, env.action_space):
         raise _mismatch("actions", _actions(policy), name, env.action_space, WAYS)
     if is_masked(policy) and masks_of(policy, env) is None:
-        note_once(f"the policy may choose any action of {name}, for {UNMASKED}")
+        note_once(f"the policy may choose any action of {name}, because {UNMASKED}")
     if policy.head.zero_based:
         note_once(
-            f"the actions of {name} begin at {policy.head.start}, Stable-Baselines3 counts them from 0: it is handed "
-            "numbers from 0, as when the agent was trained"
+            f"the actions of {name} begin at {policy.head.start}, but Stable-Baselines3 counts from 0: it gets "
+            "numbers from 0, as in training"
         )
 
 
 def _check_inputs(policy: Policy, env: gymnasium.Env[Any, Any]) -> None:
-    """Refuses an environment that does not show an input of the policy, which is named, or shows another."""
+    """Raise QuarlError if the environment lacks an input of the policy, or has another one under its name."""
     space = env.env.observation_space if isinstance(env, Rows) else env.observation_space
     shown = space.spaces if isinstance(space, spaces.Dict) else {"": space}
     for each in policy.inputs:
@@ -96,7 +95,7 @@ def _check_inputs(policy: Policy, env: gymnasium.Env[Any, Any]) -> None:
 
 
 def _frames(shape: tuple[int, ...], env: gymnasium.Env[Any, Any]) -> int:
-    """How many observations of the environment make one of `shape`, stacked as VecFrameStack does it; 0: none do."""
+    """Return the number of stacked observations in one of `shape`, as VecFrameStack stacks them; 0 if none fits."""
     unstacked = env.env if isinstance(env, FrameStack) else env
     space = unstacked.observation_space
     size = math.prod(space.shape) if isinstance(space, spaces.Box) and space.shape else 0
@@ -105,8 +104,10 @@ def _frames(shape: tuple[int, ...], env: gymnasium.Env[Any, Any]) -> int:
 
 
 def head_in(head: ActionHead, space: spaces.Space[Any]) -> ActionHead:
-    """The head with the space's own bounds: with bounds in float64 Stable-Baselines3 hands over float64 actions, which
-    bounds that were rounded to float32 would let out of the space."""
+    """Return the head with the space's own bounds.
+
+    With bounds in float64 Stable-Baselines3 returns float64 actions, which float32 bounds would let out of the space.
+    """
     return replace(head, low=space.low, high=space.high) if isinstance(space, spaces.Box) else head
 
 
@@ -122,13 +123,13 @@ def _actions_fit(policy: Policy, space: spaces.Space[Any]) -> bool:
     if head.is_discrete:
         try:
             actions = from_live(space, "the action space")
-            actions = as_pairs(actions) if head.segments else actions  # of a masked policy
+            actions = as_pairs(actions) if head.segments else actions  # a masked policy has pairs
             theirs = action_head(actions, "the action space")
         except QuarlError:
             return False
         same = (theirs.kind, theirs.segments, theirs.start) == (head.kind, head.segments, head.start)
         return same and actions.width == policy.num_outputs
-    # a bound written in float64 and read in float32 is still the same bound
+    # a bound written in float64 and read in float32 is the same bound
     return (
         isinstance(space, spaces.Box)
         and space.shape == head.low.shape

@@ -1,5 +1,5 @@
-"""Suites of environments: ids that are known without their packages, so that one is understood before any import, and
-contexts in which their simulators do not print what says nothing to a user."""
+"""Suites of environments: their ids, known without importing their packages, and contexts that mute their
+simulators."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ATARI_GAMES = (
     *("seaquest", "skiing", "solaris", "space_invaders", "star_gunner", "tennis", "time_pilot", "tutankham"),
     *("up_n_down", "venture", "video_pinball", "wizard_of_wor", "yars_revenge", "zaxxon"),
 )
-"""Games that have ids of every family, as ale-py 0.12 names their files."""
+"""Games with ids of every family, as ale-py 0.12 names their files."""
 LATER_ATARI_GAMES = (
     *("atlantis2", "backgammon", "basic_math", "blackjack", "casino", "crossbow", "darkchambers", "donkey_kong"),
     *("earthworld", "entombed", "et", "flag_capture", "frogger", "galaxian", "hangman", "haunted_house"),
@@ -35,10 +35,13 @@ LATER_ATARI_GAMES = (
     *("space_war", "superman", "surround", "tetris", "tic_tac_toe_3d", "trondead", "turmoil", "video_checkers"),
     *("video_chess", "video_cube", "word_zapper"),
 )
-"""Games that have an ALE/X-v5 alone."""
+"""Games with only an ALE/X-v5 id."""
 ATARI_FAMILIES = ("{}NoFrameskip-v0", "{}NoFrameskip-v4", "{}-v0", "{}-v4")
-"""Ids of the older families. v0 repeats the action before with probability 0.25, v4 never does; those without
-NoFrameskip skip two to four frames by chance."""
+"""Ids of the older families.
+
+v0 repeats the previous action with probability 0.25, v4 never does. Those without NoFrameskip skip two to four frames
+at random.
+"""
 BULLET_ROBOTS = (
     *("InvertedPendulum", "InvertedDoublePendulum", "InvertedPendulumSwingup", "Reacher", "Pusher", "Thrower"),
     *("Walker2D", "HalfCheetah", "Ant", "Hopper", "Humanoid", "HumanoidFlagrun", "HumanoidFlagrunHarder"),
@@ -49,7 +52,7 @@ ROBOTICS = (
     *(f"PointMaze_{maze}{{}}-v3" for maze in ("Open", "UMaze", "Medium", "Large")),
     *(f"AntMaze_{maze}{{}}-v5" for maze in ("Open", "UMaze", "Medium", "Large")),
 )
-"""Tasks with a goal of Gymnasium-Robotics 1.4, with a dense reward as well; it registers variants of them, too."""
+"""Tasks with a goal of Gymnasium-Robotics 1.4, each also with a dense reward; it registers variants of them too."""
 PANDA_TASKS = ("Reach", "Push", "Slide", "PickAndPlace", "Stack", "Flip")
 PREFIX = "dm_control/"
 DOMAINS: Mapping[str, tuple[str, ...]] = {
@@ -73,18 +76,18 @@ DOMAINS: Mapping[str, tuple[str, ...]] = {
     "swimmer": ("swimmer6", "swimmer15"),
     "walker": ("stand", "walk", "run"),
 }
-"""Domain -> its tasks, of dm_control 1.0.50."""
+"""The tasks of each domain in dm_control 1.0.50."""
 TASKS: Mapping[str, tuple[str, str]] = {
     f"{PREFIX}{domain}-{task}-v0": (domain, task) for domain, tasks in DOMAINS.items() for task in tasks
 }
-"""Id, spelt as shimmy spells it -> (domain, task)."""
+"""(domain, task) by id in shimmy's form."""
 
 
 @contextmanager
 def mujoco_muted() -> Iterator[None]:
-    """MuJoCo's warnings are dropped inside.
+    """Drop MuJoCo's warnings in the block.
 
-    Current versions call attributes in gymnasium's own models deprecated, on stderr and in a file in the working
+    Current versions report deprecated attributes in gymnasium's own models, on stderr and in a file in the working
     directory.
     """
     mujoco: Any = importlib.import_module("mujoco")  # an extra, and it ships no annotations
@@ -99,9 +102,9 @@ def mujoco_muted() -> Iterator[None]:
 
 @contextmanager
 def robotics_muted() -> Iterator[None]:
-    """Gymnasium-Robotics is imported without a word, and reads joints as current versions of MuJoCo have them.
+    """Import Gymnasium-Robotics silently, and let it read joints as current versions of MuJoCo define them.
 
-    It looks for a joint's type, a number, among members of MuJoCo's enumeration, which equal no number of numpy's now.
+    It looks for a joint's type, a number, among members of MuJoCo's enumeration, which no longer equal numpy's numbers.
     """
     mujoco: Any = importlib.import_module("mujoco")
     with muted():
@@ -114,17 +117,17 @@ def robotics_muted() -> Iterator[None]:
 
 @contextmanager
 def dm_control_muted() -> Iterator[None]:
-    """DM Control is imported without a renderer, and MuJoCo's warnings are dropped inside.
+    """Import DM Control without a renderer, and drop MuJoCo's warnings in the block.
 
-    It looks for a renderer when it is imported, and GLFW warns where there is no display. A choice that the user made
-    with MUJOCO_GL is kept; otherwise the variable is set for this import alone.
+    It looks for a renderer during its import, and GLFW warns without a display. A choice that the user made with
+    MUJOCO_GL is kept; otherwise the variable is set for this import only.
     """
-    importlib.import_module("mujoco")  # reads the variable too: its own renderers stay as they were
+    importlib.import_module("mujoco")  # it reads the variable too: its own renderers do not change
     chosen = "MUJOCO_GL" in os.environ
     if not chosen:
         os.environ["MUJOCO_GL"] = "disable"
     try:
-        importlib.import_module("dm_control.suite")  # installs a handler of MuJoCo's warnings, which prints them
+        importlib.import_module("dm_control.suite")  # it installs a handler that prints MuJoCo's warnings
     finally:
         if not chosen:
             os.environ.pop("MUJOCO_GL", None)
@@ -134,7 +137,7 @@ def dm_control_muted() -> Iterator[None]:
 
 @contextmanager
 def atari_muted() -> Iterator[None]:
-    """The emulator says only what went wrong, from here on: every new one would begin with its name and version."""
+    """Let the emulator print only errors from here on; otherwise every new one prints its name and version."""
     ale: Any = importlib.import_module("ale_py")  # an extra
     ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)
     yield
@@ -142,28 +145,27 @@ def atari_muted() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A family of environments that an optional package brings."""
+    """A family of environments in an optional package."""
 
     extra: str
-    """The name in `pip install 'quarl[extra]'`."""
+    """Name of the extra in `pip install 'quarl[extra]'`."""
     package: str
-    """The modules its environments live in start with this."""
+    """Prefix of the modules that contain its environments."""
     distribution: str
-    """What pip calls the package that brings it."""
+    """Name of the package in pip."""
     example: str
-    """An id that stands for the others."""
+    """An id as an example of its environments."""
     muted: Callable[[], AbstractContextManager[object]] = nullcontext
-    """Keeps quiet what its simulator prints while an environment is imported and made."""
+    """Context that mutes its simulator while an environment is imported and made."""
     prints_at_reset: bool = False
-    """Its simulator also prints at the first reset, which must then be made inside `muted`."""
+    """True if its simulator also prints at the first reset, which must then happen inside `muted`."""
     ids: tuple[str, ...] = ()
-    """Known here, so that an id is understood before anything is imported. Empty for the suites that gymnasium
-    registers itself."""
+    """Ids known before anything is imported; empty for the suites that gymnasium registers itself."""
 
 
 def _atari_ids() -> tuple[str, ...]:
-    """PongNoFrameskip-v4 and its older sisters, and ALE/Pong-v5, which skips 4 frames and repeats actions."""
-    # tic_tac_toe_3d is TicTacToe3D
+    """Return PongNoFrameskip-v4 and its older variants, and ALE/Pong-v5, which skips 4 frames and repeats actions."""
+    # tic_tac_toe_3d becomes TicTacToe3D
     older, later = ([game.title().replace("_", "") for game in games] for games in (ATARI_GAMES, LATER_ATARI_GAMES))
     families = (family.format(game) for game in older for family in ATARI_FAMILIES)
     return (*families, *(f"ALE/{game}-v5" for game in (*older, *later)))
@@ -179,7 +181,7 @@ SUITES = (
         "pybullet_envs_gymnasium",
         "pybullet-envs-gymnasium",
         "HalfCheetahBulletEnv-v0",
-        muted,  # it prints its build time, and "argv[0]=" per client
+        muted,  # it prints its build time, and "argv[0]=" for each client
         prints_at_reset=True,
         ids=tuple(f"{robot}BulletEnv-v0" for robot in BULLET_ROBOTS),
     ),
@@ -209,15 +211,15 @@ SUITES = (
     ),
     Suite("mujoco", "quarl.envs.quadrotor", "mujoco", "quarl/Quadrotor-v0", ids=("quarl/Quadrotor-v0",)),
 )
-"""Another suite is another row."""
+"""All suites, one per row."""
 LISTED: Mapping[str, Suite] = {env_id: suite for suite in SUITES for env_id in suite.ids}
-"""The suite of each id that is known here."""
+"""The suite of each known id."""
 
 
 def modern(env_id: str) -> str:
-    """The id that the "suite,name" of the 2020 code stands for, known or not; any other name as it is.
+    """Return the current id of a "suite,name" of the 2020 code, known or not; other names unchanged.
 
-    A domain may hold underscores as its tasks do, so it is the longest known one that the name begins with.
+    A domain may contain underscores as its tasks do, so the longest known domain that begins the name is used.
 
     >>> modern("dm_control,ball_in_cup_catch"), modern("gym,CartPole-v1")
     ('dm_control/ball_in_cup-catch-v0', 'CartPole-v1')
@@ -232,7 +234,7 @@ def modern(env_id: str) -> str:
 
 
 def suite_of(spec: EnvSpec, among: Iterable[Suite] = SUITES) -> Suite | None:
-    """The optional suite an environment comes from; None for those that need nothing more."""
+    """Return the optional suite of an environment; None if it needs no further package."""
     place = spec.entry_point
     return next((suite for suite in among if isinstance(place, str) and place.startswith(suite.package)), None)
 
@@ -243,6 +245,6 @@ def missing_extra(env_id: str, suite: Suite) -> MissingEnvironmentError:
 
 
 def is_tombstone(spec: EnvSpec) -> bool:
-    # gymnasium keeps the ids of dead versions, with functions of its own that only raise; robotics its own of mujoco-py
+    # gymnasium keeps the ids of removed versions, with functions of its own that only raise; robotics keeps mujoco-py's
     dead = callable(spec.entry_point) and getattr(spec.entry_point, "__module__", "") == "gymnasium.envs"
     return dead or ":MujocoPy" in str(spec.entry_point)

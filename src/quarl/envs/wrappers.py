@@ -1,8 +1,8 @@
-"""Wrappers: the zoo's classes that a configuration file may name, and nothing else; and those of QuaRL.
+"""Wrappers that a configuration file may name: the zoo's classes, QuaRL's own, and nothing else.
 
-A name from a file is looked up here and never imported as it stands. Keyword arguments are the file's, and otherwise
-each class's own defaults: the zoo evaluates with exactly these, so `TimeFeatureWrapper` counts down in evaluation as
-it did in training (its `test_mode`, which freezes the feature, is off unless the file sets it).
+A name from a file is looked up here and never imported directly. Keyword arguments come from the file, otherwise from
+each class's defaults. The zoo evaluates with exactly these, so `TimeFeatureWrapper` counts down in evaluation as in
+training (its `test_mode`, which freezes the feature, is off unless the file sets it).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quarl.readers.zoo import MAX_FRAMES
 
 Parts = Callable[[Any], tuple[Array, ...]]
 Wrappers = Sequence[tuple[str, Mapping[str, Any]]]
-"""(dotted class name, keyword arguments) each, the outermost last."""
+"""(dotted class name, keyword arguments) of each wrapper, outermost last."""
 
 _SB3_CONTRIB = {"TimeFeatureWrapper": "quarl.envs.wrappers:TimeFeature"}
 _ZOO = _SB3_CONTRIB | dict.fromkeys(
@@ -40,7 +40,7 @@ _ZOO = _SB3_CONTRIB | dict.fromkeys(
     "rl_zoo3.wrappers",
 )
 _ZOO |= {"DoneOnSuccessWrapper": "rl_zoo3.wrappers:TruncatedOnSuccessWrapper"}  # its name before rl_zoo3 2
-# ActionNoiseWrapper is left out: it draws from numpy's global generator, so no evaluation of it can be repeated.
+# ActionNoiseWrapper is excluded: it draws from numpy's global generator, so no evaluation with it can be repeated.
 _GYMNASIUM = dict.fromkeys(
     (
         "ClipAction",
@@ -72,31 +72,31 @@ FAMILIES: Mapping[str, Mapping[str, str]] = {
     "stable_baselines3.common.vec_env": {"VecFrameStack": "quarl.envs.wrappers:FrameStack"},
     "sb3_contrib.common.wrappers": _SB3_CONTRIB,
     "rl_zoo3.wrappers": _ZOO,
-    "utils.wrappers": _ZOO,  # what the zoos before rl_zoo3 called it
+    "utils.wrappers": _ZOO,  # the name in zoos before rl_zoo3
     "gymnasium.wrappers": _GYMNASIUM,
     "gym.wrappers": _GYMNASIUM,
 }
-"""Module prefix in a file -> class name -> the module it is imported from, with its name there where it is another."""
+"""Module prefix in a file -> class name -> the module to import from, and the class's name there if it differs."""
 
 
 def wrap(env: gymnasium.Env[Any, Any], wrappers: Wrappers) -> gymnasium.Env[Any, Any]:
-    """env inside `wrappers`."""
+    """Return `env` inside `wrappers`."""
     for dotted, kwargs in wrappers:
         cls = wrapper_class(dotted)
         check_numbers(kwargs, f"wrapper {dotted}")
         try:
             shape = env.observation_space.shape or ()
             if cls.__name__ in ("AtariWrapper", "WarpFrame") and shape[2:] != (3,):
-                raise ValueError(f"it reads images in colour, not observations of shape {shape}; drop it")
+                raise ValueError(f"it reads images in color, not observations of shape {shape}; drop it")
             env = cls(env, **kwargs)
-        except RAISED as error:  # any constructor, fed with a file's arguments
+        except RAISED as error:  # constructors raise exceptions of any type for a file's arguments
             said = f"wrapper {dotted} cannot be applied with {dict(kwargs)}: {first_line(error)}"
             raise QuarlError(said) from None
     return env
 
 
 def dotted(name: str) -> str:
-    """The class name as files have it: `name` itself where it is dotted, else the first of that name in FAMILIES."""
+    """Return the class name as in files: `name` itself if it is dotted, otherwise the first match in FAMILIES."""
     if "." in name:
         return name
     prefix = next((prefix for prefix, family in FAMILIES.items() if name in family), "")
@@ -111,7 +111,7 @@ def _unknown(name: str) -> QuarlError:
 
 
 def wrapper_class(dotted: str) -> Any:
-    """The class that `dotted` names in a zoo configuration; an unknown name is an error, not an import."""
+    """Return the class `dotted` of a zoo configuration; an unknown name is an error, not an import."""
     prefix, _, name = dotted.rpartition(".")
     # gymnasium's files moved between versions: gym.wrappers.time_limit.TimeLimit is gymnasium.wrappers.TimeLimit
     family = next((f for p, f in FAMILIES.items() if prefix == p or prefix.startswith(f"{p}.")), {})
@@ -121,7 +121,7 @@ def wrapper_class(dotted: str) -> Any:
     try:
         cls = getattr(importlib.import_module(module), renamed or name)
         if module == ATARI_WRAPPERS:
-            importlib.import_module("cv2")  # they go on without it until the first frame
+            importlib.import_module("cv2")  # without it they fail only at the first frame
         return cls
     except ImportError:
         package = "'quarl[atari]'" if module == ATARI_WRAPPERS else module.partition(".")[0].replace("_", "-")
@@ -129,17 +129,20 @@ def wrapper_class(dotted: str) -> Any:
 
 
 def channels_as(env: gymnasium.Env[Any, Any], wanted: tuple[int, ...]) -> gymnasium.Env[Any, Any]:
-    """The environment, its images with their channels first where `wanted` [C, H, W] has them there and it has not."""
+    """Return the environment with channels first if `wanted` [C, H, W] has them first and the environment has not."""
     return ChannelsFirst(env) if has_channels_last(env.observation_space.shape or (), wanted) else env
 
 
 def shown_to(policy: Policy, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    """The environment, its observations as the policy reads them: one row of its inputs, or images as `channels_as`."""
+    """Return the environment with observations as the policy reads them.
+
+    They are one row of its inputs, or images in its order of axes.
+    """
     return Rows(env, policy.inputs) if policy.inputs else channels_as(env, policy.observation_shape)
 
 
 class Rows(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """Observations of a Dict, or of discrete numbers, as the rows of a policy."""
+    """A wrapper that turns observations of a Dict, or discrete numbers, into rows of a policy."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], inputs: Sequence[Input]) -> None:
         super().__init__(env)
@@ -154,14 +157,14 @@ class Rows(gymnasium.ObservationWrapper[Any, Any, Any]):
 
 
 class Kept(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment that stays open."""
+    """A wrapper that keeps its environment open."""
 
     def close(self) -> None:
         pass
 
 
 class ChannelsFirst(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """[H, W, C] images as [C, H, W], the order of every convolution policy of Stable-Baselines3."""
+    """A wrapper that turns [H, W, C] images into [C, H, W], as every convolutional policy expects them."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -176,12 +179,11 @@ class ChannelsFirst(gymnasium.ObservationWrapper[Any, Any, Any]):
 
 
 class FrameStack(gymnasium.Wrapper[Array, Any, Array, Any]):
-    """The last `n_stack` observations as one, oldest first; zeros stand for what was before an episode's start, or what
-    `before` says.
+    """A wrapper that stacks the last `n_stack` observations, oldest first.
 
-    Images are stacked along their channels and come out as [channels, height, width], whatever order they came in;
-    everything else is stacked along its last axis. The stack belongs to one environment, so that the last observation
-    of an episode is whole without any help from what steps several of them.
+    Before an episode's start there are zeros, or the observation `before`. Images are stacked along their channels and
+    become [channels, height, width], whatever their original order; everything else is stacked along its last axis. The
+    stack belongs to one environment, so the last observation of an episode is complete without a vector environment.
     """
 
     def __init__(
@@ -191,8 +193,14 @@ class FrameStack(gymnasium.Wrapper[Array, Any, Array, Any]):
         channels_order: str | None = None,
         before: Sequence[float] | None = None,
     ) -> None:
-        """channels_order: first or last; None: by the smallest axis of an image, last for everything else. before: an
-        observation that is a vector."""
+        """Prepare the stack.
+
+        Args:
+            env: The environment.
+            n_stack: Number of observations.
+            channels_order: "first" or "last"; None uses the smallest axis of an image, and last for everything else.
+            before: Observation, a vector, for the frames before an episode's start.
+        """
         space = env.observation_space
         if not isinstance(space, gymnasium.spaces.Box) or not space.shape:
             raise ValueError(f"only a Box with axes can be stacked, not {type(space).__name__}")
@@ -211,11 +219,11 @@ class FrameStack(gymnasium.Wrapper[Array, Any, Array, Any]):
         self.observation_space = gymnasium.spaces.Box(low, high, dtype=space.dtype.type)
         start = np.zeros(space.shape) if before is None else np.array(before, np.float64)
         if start.shape != space.shape or not np.isfinite(start).all():
-            raise ValueError(f"before is no observation of shape {space.shape}")
+            raise ValueError(f"before is not an observation of shape {space.shape}")
         self._before = np.concatenate([start] * n_stack, self._axis)
         self._stack: Array = np.zeros(low.shape, space.dtype)
         self._frames: Array = np.moveaxis(self._stack, self._axis, 0)
-        """The same memory, the axis that frames follow each other on in front."""
+        """View of the same memory with the stacked axis in front."""
         self.num_frames, self._size = n_stack, len(self._frames) // n_stack
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
@@ -228,7 +236,7 @@ class FrameStack(gymnasium.Wrapper[Array, Any, Array, Any]):
         return self._push(observation), reward, terminated, truncated, info
 
     def _push(self, observation: Array) -> Array:
-        """The stack with one more observation; the caller owns it."""
+        """Return the stack with one more observation, as a copy."""
         frames, size = self._frames, self._size
         frames[:-size] = frames[size:]
         frames[-size:] = np.moveaxis(observation, self._axis, 0)
@@ -236,12 +244,20 @@ class FrameStack(gymnasium.Wrapper[Array, Any, Array, Any]):
 
 
 class TimeFeature(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Observations with what is left of an episode's time, from 1 to 0, as one more number: the last of a vector, or of
-    the part "observation" of a Dict. It gives what sb3-contrib's TimeFeatureWrapper gives, without PyTorch.
+    """A wrapper that appends the remaining share of an episode's time, from 1 to 0.
+
+    It is appended to a vector, or to the part "observation" of a Dict. Results equal those of sb3-contrib's
+    TimeFeatureWrapper, without PyTorch.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], max_steps: int = 1000, test_mode: bool = False) -> None:
-        """max_steps: of an episode without a time limit of its own. test_mode: it is always 1."""
+        """Prepare the wrapper.
+
+        Args:
+            env: The environment.
+            max_steps: Length of an episode without a time limit of its own.
+            test_mode: Always append 1.
+        """
         super().__init__(env)
         space = env.observation_space
         self._parts = space.spaces if isinstance(space, gymnasium.spaces.Dict) else None
@@ -289,11 +305,12 @@ OLDER_LAYOUTS: Mapping[str, Mapping[str, Parts]] = {
     "Humanoid": {"with": _bodies},
     "HumanoidStandup": {"with": _bodies},
 }
-"""What MuJoCo's environments showed before version 5, which leaves out the rows of the world's body, and shows contact
-forces where versions 2 to 4 may not.
+"""Parts of the observations that MuJoCo's environments had before version 5.
 
-Name -> with or without contact forces -> parts of an observation, as gymnasium's ant_v4.py, humanoid_v4.py and
-humanoidstandup_v4.py put them together."""
+Version 5 leaves out the rows of the world's body, and always shows contact forces; versions 2 to 4 may not. By name and
+"with" or "without" contact forces: the parts of an observation, as in gymnasium's ant_v4.py, humanoid_v4.py and
+humanoidstandup_v4.py.
+"""
 
 
 class OlderObservation(gymnasium.ObservationWrapper[Array, Any, Any]):
@@ -304,7 +321,7 @@ class OlderObservation(gymnasium.ObservationWrapper[Array, Any, Any]):
         self._parts = parts
         living = env.spec.id if env.spec else "it"
         self.older_observation = f"{living} is played {what} contact forces in its observations"
-        """What a user is told."""
+        """Note to the user."""
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, self.observation(None).shape, np.float64)
 
     def observation(self, observation: Any) -> Array:
@@ -312,6 +329,6 @@ class OlderObservation(gymnasium.ObservationWrapper[Array, Any, Any]):
 
 
 def older(env_id: str) -> list[tuple[Callable[[gymnasium.Env[Any, Any]], OlderObservation]]]:
-    """The wrapper of each older observation of a living id's environment."""
+    """Return the wrapper of each older observation of a current id's environment."""
     layouts = OLDER_LAYOUTS.get(env_id.rpartition("-v")[0], {})
     return [(partial(OlderObservation, what=what, parts=parts),) for what, parts in layouts.items()]

@@ -1,4 +1,4 @@
-"""Figures of ActorQ: throughput and where an actor's time goes; an arm has its color in both."""
+"""Figures of ActorQ: throughput and the distribution of an actor's time; an arm has the same color in both."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from quarl.report.schema import Fields
 from quarl.rows import by
 
 ORDER = ("torch fp32", "fp32", "fp16", "int8", "int7", "int6", "int5", "int4", "int3", "int2")
-"""Arms from slow to fast; an arm has its color in every figure."""
+"""Arms from slow to fast; an arm has the same color in every figure."""
 PARTS = {
     "inference_ms": "inference",
     "environment_ms": "environment",
     "insert_ms": "insert",
     "pull_ms": "pull",
-    "deserialize_ms": "deserialise",
+    "deserialize_ms": "deserialize",
     "load_ms": "load",
     "other_ms": "other",
 }
 
 
 def arm(row: Fields) -> str:
-    """The arm's name: its precision, with the engine in front where that is not LiteRT."""
+    """Return the arm's name: its precision, preceded by the engine unless that is LiteRT."""
     return formats.actor(row["precision"], row["engine"])
 
 
 def names(rows: Sequence[Fields]) -> Callable[[Fields], str]:
-    """What each row's kind of run is called: its arm, with policy and ratio where there are several of them."""
+    """Return a function that names a row's kind of run: its arm, with policy and ratio if there are several."""
     networks, ratios = ({row[key] for row in rows} for key in ("net_arch", "samples_per_insert"))
 
     def name(row: Fields) -> str:
@@ -47,12 +47,12 @@ def names(rows: Sequence[Fields]) -> Callable[[Fields], str]:
 
 
 def own_ratios(rows: Iterable[Fields]) -> dict[str, float]:
-    """Each task's own samples per insert: those of its first row."""
+    """Return each task's own samples per insert, those of its first row."""
     return {task: members[0]["samples_per_insert"] for task, members in by(rows, itemgetter("task")).items()}
 
 
 def at_own_ratio(rows: Sequence[Fields]) -> list[Fields]:
-    """Those at their task's own ratio, or, where ratios are free, the measured ones."""
+    """Return the rows at their task's own ratio; with free ratios, the measured ones."""
     ratio_of = own_ratios(rows)
     own = [row for row in rows if row["samples_per_insert"] == ratio_of[row["task"]] or row["part"] == "measured"]
     return [row for row in own if row["part"] in ("fixed", "measured")]
@@ -62,21 +62,31 @@ def rank(name: str) -> int:
     return ORDER.index(name) if name in ORDER else len(ORDER)
 
 
-def colour(name: str) -> str:
+def color(name: str) -> str:
     return style.SERIES[rank(name) % len(style.SERIES)]
 
 
 def bars(
     axes: Axes, groups: Sequence[Sequence[Fields]], key: str, names: Sequence[str]
 ) -> list[tuple[Fields, tuple[float, float]]]:
-    """Bars side by side within each group, in the order and colors of the arms; (row, (middle, width)) of each."""
+    """Draw bars side by side within each group, in the order and colors of the arms.
+
+    Args:
+        axes: Panel to draw in.
+        groups: Rows of each group.
+        key: Field that gives a bar's height.
+        names: Name of each group.
+
+    Returns:
+        (row, (middle, width)) of each bar.
+    """
     arms = by(((x, row) for x, group in enumerate(groups) for row in group), lambda pair: arm(pair[1]))
     width = 0.8 / max(len(arms), 1)
     places = []
     for number, name in enumerate(sorted(arms, key=rank)):
         middles = [x + (number - (len(arms) - 1) / 2) * width for x, _ in arms[name]]
         members = [row for _, row in arms[name]]
-        axes.bar(middles, [row[key] for row in members], 0.92 * width, color=colour(name), label=name)
+        axes.bar(middles, [row[key] for row in members], 0.92 * width, color=color(name), label=name)
         places += [(row, (middle, 0.92 * width)) for row, middle in zip(members, middles, strict=True)]
     axes.set_xticks(range(len(groups)), list(names))
     axes.grid(visible=False, axis="x")
@@ -84,7 +94,7 @@ def bars(
 
 
 def logarithmic(axes: Axes, values: Sequence[float]) -> None:
-    """Decades on the axis of the bars, which begin at the one below the shortest and hold the longest."""
+    """Set a logarithmic axis for bars, from the decade below the shortest to the longest."""
     axes.set_yscale("log")
     if positive := [value for value in values if value > 0]:
         top = max(axes.get_ylim()[1], *positive)
@@ -95,7 +105,10 @@ def logarithmic(axes: Axes, values: Sequence[float]) -> None:
 
 @style.look()
 def throughput(rows: Sequence[Fields], title: str) -> Figure:
-    """Updates a second against samples per insert, a bar an arm, ticks where the plan predicted; a panel a width."""
+    """Draw updates per second against samples per insert, with a bar per arm and a panel per width.
+
+    Ticks mark the plan's predictions.
+    """
     networks = by(rows, itemgetter("net_arch"))
     drawn, panels = style.panels(len(networks), title, height=2.8, head=0.6)
     for axes, (network, members) in zip(panels, networks.items(), strict=True):
@@ -112,7 +125,10 @@ def throughput(rows: Sequence[Fields], title: str) -> Figure:
 
 @style.look()
 def breakdown(rows: Sequence[Fields], title: str) -> Figure:
-    """Milliseconds of 1,000 environment steps, stacked, a bar an arm, a panel an update interval; waits as numbers."""
+    """Draw the milliseconds of 1,000 environment steps, stacked, with a bar per arm and a panel per update interval.
+
+    Waits are numbers.
+    """
     intervals = by(rows, itemgetter("actor_update_interval"))
     called = names(rows)
     drawn, panels = style.panels(len(intervals), title, height=3.4, columns=len(intervals), shared="y")

@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from quarl.lab.actorq_figures import arm, at_own_ratio, bars, colour, logarithmic, own_ratios, rank
+from quarl.lab.actorq_figures import arm, at_own_ratio, bars, color, logarithmic, own_ratios, rank
 from quarl.report import style
 from quarl.report.schema import Fields
 from quarl.rows import by
@@ -18,17 +18,17 @@ from quarl.stats import geometric_mean
 DERIVED: Mapping[str, Any] = {"fill": False, "hatch": "////", "edgecolor": style.MUTED, "linewidth": 0}
 COLUMNS = 3
 SIDE_BY_SIDE = 4
-"""Names of tasks that fit below their bars in one line."""
+"""Largest number of task names that fit below their bars in one line."""
 Curve = Sequence[Mapping[str, float]]
 CLOCKS = {"clock_s": "training seconds", "updates": "updates"}
 
 
 @style.look()
 def times(rows: Sequence[Fields], title: str) -> Figure:
-    """Seconds to the target, geometric mean over seeds, a bar an arm and task; rows at the task's own ratio or measured
-    at the arm's choice.
+    """Draw the seconds to the target as a geometric mean over seeds, with a bar per arm and task.
 
-    Hatched: derived. With an arrow: runs were stopped before they reached the target. Points: single runs.
+    Rows are at the task's own ratio, or measured at the arm's choice. Hatched bars are derived. An arrow means that
+    runs were stopped before they reached the target. Points are single runs.
     """
     at_own = at_own_ratio(rows)
     tasks = list(by(at_own, itemgetter("task")))
@@ -41,7 +41,7 @@ def times(rows: Sequence[Fields], title: str) -> Figure:
         seconds = [run["seconds"] for run in single]
         axes.plot([x] * len(single), seconds, "o", color=style.INK, markersize=5, markeredgecolor=style.PAPER, zorder=3)
         if any(run["censored"] for run in single):
-            heights.append(_arrow(axes, x + width / 4, row["seconds"]))  # where no run's point is
+            heights.append(_arrow(axes, x + width / 4, row["seconds"]))  # beside the points of single runs
         if any(run["derived"] for run in single):
             axes.bar(x, row["seconds"], width, **DERIVED)
     if any(row["derived"] for row in at_own):
@@ -57,10 +57,10 @@ def times(rows: Sequence[Fields], title: str) -> Figure:
 
 @style.look()
 def ratios(rows: Sequence[Fields], title: str) -> Figure:
-    """Seconds to the target against samples per insert, for tasks with several ratios, of the seeds that have them.
+    """Draw the seconds to the target against samples per insert, for tasks with several ratios and their seeds.
 
-    A line an arm, through geometric means over seeds; points: single runs, hollow and with an arrow where they were
-    stopped at the seconds shown before they reached the target.
+    Each arm has a line through geometric means over seeds. Points are single runs. Hollow points with an arrow were
+    stopped at these seconds before they reached the target.
     """
     rows = [row for row in rows if row["part"] != "measured"]
     ratio_of = own_ratios(rows)
@@ -72,11 +72,11 @@ def ratios(rows: Sequence[Fields], title: str) -> Figure:
         for name, runs in by(sorted(members, key=lambda row: rank(arm(row))), arm).items():
             at = by(sorted(runs, key=itemgetter("samples_per_insert")), itemgetter("samples_per_insert"))
             means = [_mean(group)["seconds"] for group in at.values()]
-            axes.plot([*at], means, color=colour(name), linewidth=1.1, label=name)
+            axes.plot([*at], means, color=color(name), linewidth=1.1, label=name)
             for row in runs:
                 place = (row["samples_per_insert"], row["seconds"])
-                face = style.PAPER if row["censored"] else colour(name)
-                axes.plot(*place, "o", color=colour(name), markersize=5, markerfacecolor=face)
+                face = style.PAPER if row["censored"] else color(name)
+                axes.plot(*place, "o", color=color(name), markersize=5, markerfacecolor=face)
                 if row["censored"]:
                     heights.append(_arrow(axes, *place))
         axes.set_xscale("log", base=2)
@@ -90,9 +90,15 @@ def ratios(rows: Sequence[Fields], title: str) -> Figure:
 
 @style.look()
 def curves(pairs: Sequence[tuple[Fields, Curve]], title: str, against: str = "clock_s") -> Figure:
-    """Return of the learner's policy, a line a run, a panel a task, the target dashed; runs as those of `times`.
+    """Draw the return of the learner's policy, with a line per run, a panel per task, and the target dashed.
 
-    against: clock_s or updates.
+    Args:
+        pairs: Rows and their curves; the same runs are drawn as in `times`.
+        title: Title of the figure.
+        against: Horizontal axis, clock_s or updates.
+
+    Returns:
+        The figure.
     """
     own = at_own_ratio([row for row, _ in pairs])
     members = [(row, curve) for row, curve in pairs if curve and row in own]
@@ -102,7 +108,7 @@ def curves(pairs: Sequence[tuple[Fields, Curve]], title: str, against: str = "cl
         for name, lines in by(sorted(runs, key=lambda pair: rank(arm(pair[0]))), lambda pair: arm(pair[0])).items():
             for number, (_, curve) in enumerate(lines):
                 x, y = ([point[key] for point in curve] for key in (against, "return"))
-                axes.plot(x, y, color=colour(name), linewidth=1.1, label=None if number else name)
+                axes.plot(x, y, color=color(name), linewidth=1.1, label=None if number else name)
         axes.axhline(runs[0][0]["target"], color=style.MUTED, linewidth=1, linestyle=(0, (4, 3)))
     if panels:
         panels[0].legend()
@@ -110,7 +116,7 @@ def curves(pairs: Sequence[tuple[Fields, Curve]], title: str, against: str = "cl
 
 
 def _panels(tasks: Sequence[str], title: str, x: str, y: str) -> tuple[Figure, list[Axes]]:
-    """A figure with an empty panel a task, and one name for all panels' x and y."""
+    """Return a figure with an empty panel per task, and one label for all panels' x and y."""
     drawn, panels = style.panels(len(tasks), title, height=2.4, head=0.6, columns=COLUMNS, x=x, y=y)
     for task, axes in zip(tasks, panels, strict=True):
         axes.set_title(task)
@@ -118,11 +124,14 @@ def _panels(tasks: Sequence[str], title: str, x: str, y: str) -> tuple[Figure, l
 
 
 def _arrow(axes: Axes, x: float, top: float) -> float:
-    """More than that; returns what the axes must hold, as an arrow that ends outside of them is not drawn."""
+    """Draw an arrow upward and return the height that the axes must include.
+
+    An arrow that ends outside is not drawn.
+    """
     axes.annotate("", (x, 1.5 * top), (x, top), arrowprops={"arrowstyle": "->", "color": style.MUTED})
     return 1.6 * top
 
 
 def _mean(rows: Sequence[Fields]) -> Fields:
-    """The first of the rows with the geometric mean of their seconds."""
+    """Return the first of the rows with the geometric mean of all their seconds."""
     return {**rows[0], "seconds": geometric_mean([row["seconds"] for row in rows])}

@@ -136,7 +136,7 @@ def _random_steps(env_id: str, num: int, seed: int) -> Array:
 
 
 def _stacked(frames: Array, shape: tuple[int, ...]) -> Array:
-    """uint8 [N, 4, 84, 84] of colour frames [N + 3, height, width, 3]: grey, the middle cut out, 4 at a time."""
+    """uint8 [N, 4, 84, 84] of color frames [N + 3, height, width, 3]: grey, the middle cut out, 4 at a time."""
     depth, height, width = shape
     top, left = (frames.shape[1] - height) // 2, (frames.shape[2] - width) // 2
     grey = frames[:, top : top + height, left : left + width].mean(axis=3).astype(np.uint8)

@@ -8,11 +8,15 @@
 >>> qat.convert(model)
 Agent(ppo CartPole-v1, int4 static, 4-64-64-2, 4,480 weights)
 
-What sees quantized numbers, once they act (Krishnan et al. 2022, algorithm 2, quantizes the whole architecture):
-rollouts and evaluations, which are of the policy that will be deployed; every gradient step; and target networks, which
-stand for earlier versions of what is trained. Critics and value networks are not deployed and stay float unless
-`critic` is set. The last layer's output and normalization statistics are float, and so is its bias; biases of layers
-between integers count in the steps of these layers' sums, as kernels add them.
+Fake quantization applies to these. (Krishnan et al. 2022, algorithm 2, quantizes the whole architecture.)
+
+- Rollouts and evaluations, which play the policy that will be deployed.
+- Every gradient step.
+- Target networks, which are earlier versions of the trained ones.
+
+Critics and value networks are not deployed and stay float unless `critic` is set. The last layer's output, its bias and
+normalization statistics are float too. Biases of layers between integers are rounded to the steps of these layers'
+sums, as kernels add them.
 """
 
 from quarl.qat.convert import convert, layer_bits, quantized_policy, trained_grids

@@ -1,9 +1,9 @@
-"""Channels brought to similar extents in a network's own weights, right before fake quantization begins to act.
+"""Scaling of a network's channels to similar extents, right before fake quantization becomes active.
 
-What post-training quantization does to a copy (policy.rewrite.equalize), training does to the weights it goes on with:
-behind a ReLU the factor of a channel goes from the rows of one layer into the columns of the next (Nagel et al. 2019,
-section 4.1; Xiao et al. 2023, equation 4). Factors are powers of two, so that what the network computes in float32
-stays the same bit for bit.
+Post-training quantization does this to a copy (policy.rewrite.equalize), training to the weights it continues with.
+Behind a ReLU, the factor of a channel moves from the rows of one layer into the columns of the next (Nagel et al. 2019,
+section 4.1; Xiao et al. 2023, equation 4). Factors are powers of two, so that the network's float32 outputs stay the
+same bit for bit.
 """
 
 from __future__ import annotations
@@ -22,25 +22,37 @@ from quarl.policy.rewrite import factors
 from quarl.qat.ranges import RangeTable
 
 ALPHA = 0.5
-"""As in the default scheme: half of the difficulty is left to activations, half goes to weights."""
+"""Share of the difficulty that moves to the weights, as in the default scheme; activations keep the other half."""
 NEGLIGIBLE = 2.0**-16
-"""Of the largest channel's extent. The average of a channel that has fallen silent goes on falling, by a hundred orders
-of magnitude in a long training; squares of factors made for it would not be finite. What rounds to nothing beside
-the others keeps its weights."""
+"""Smallest extent of a channel that is scaled, relative to the largest channel's.
+
+The average extent of a channel that is no longer active keeps falling, by a hundred orders of magnitude in a long
+training. Squares of factors for it would not be finite. Channels that round to zero beside the others keep their
+weights.
+"""
 MOMENTS = {"exp_avg": 1, "momentum_buffer": 1, "grad_avg": 1, "exp_avg_sq": 2, "max_exp_avg_sq": 2, "square_avg": 2}
-"""What optimizers remember of gradients, and the power of a gradient that it is."""
+"""Gradient statistics of optimizers, with the power of the gradient that they average."""
 Factors = Mapping[int, Tensor]
-"""[C] by place of the layer in the plan."""
+"""Factors [C] by the layer's place in the plan."""
 
 
 def shared(policy: nn.Module) -> set[int]:
-    """Identities of the modules that a policy reaches by several names, as an extractor of actor and critic."""
+    """Return the identities of modules that a policy reaches by several names, as an extractor of actor and critic."""
     counted = Counter(id(module) for _, module in policy.named_modules(remove_duplicate=False))
     return {module for module, count in counted.items() if count > 1}
 
 
 def factors_of(table: RangeTable, network: nn.Module, apart: set[int]) -> Factors:
-    """The factors of the layers that feed others through a ReLU; apart: modules to leave alone."""
+    """Return the factors of the layers that feed others through a ReLU.
+
+    Args:
+        table: Ranges and plan of the network.
+        network: The network.
+        apart: Identities of modules to leave unscaled.
+
+    Returns:
+        Factors [C] by the layer's place in the plan.
+    """
     scales = {}
     planned = {layer.path: layer for layer in table.plan.layers}
     for place, layer in enumerate(table.plan.layers):
@@ -57,13 +69,20 @@ def factors_of(table: RangeTable, network: nn.Module, apart: set[int]) -> Factor
 
 
 def balance(table: RangeTable, network: nn.Module, scales: Factors, optimizer: Any = None) -> None:
-    """Moves the factors through the network's weights, and through what the optimizer remembers of them.
+    """Apply the factors to the network's weights and to the optimizer's gradient statistics.
 
-    The ranges that the table has seen become those of the scaled values.
+    The ranges in the table become those of the scaled values.
+
+    Args:
+        table: Ranges and plan of the network.
+        network: The network, changed in place.
+        scales: Factors from `factors_of`.
+        optimizer: Optimizer of the network; None for a target network.
     """
     for place, scale in scales.items():
         layer = table.plan.layers[place]
         rows: Any = network.get_submodule(layer.path)
+        # rows of the layer and its bias, then columns of the layers that it feeds
         parameters = [(rows.weight, 1 / scale.reshape(-1, *(1,) * (rows.weight.ndim - 1)))]
         if rows.bias is not None:
             parameters.append((rows.bias, 1 / scale))
@@ -82,12 +101,12 @@ def balance(table: RangeTable, network: nn.Module, scales: Factors, optimizer: A
 
 
 def _noticeable(extent: Tensor) -> NDArray[Any]:
-    """extent [C] with 0 for channels that are as good as silent."""
+    """Return extent [C] with 0 for channels that are nearly silent."""
     noticeable: NDArray[Any] = torch.where(extent < NEGLIGIBLE * extent.max(), 0, extent).detach().cpu().numpy()
     return noticeable
 
 
 def _like(weight: Tensor, scale: Tensor) -> Tensor:
-    """The factor of each column of the weight, in its shape."""
+    """Return the factor of each column of the weight, in the weight's shape."""
     of_columns = scale.repeat_interleave(weight.shape[1] // len(scale))
     return of_columns.reshape(1, -1, *(1,) * (weight.ndim - 2))

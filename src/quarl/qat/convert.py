@@ -1,4 +1,4 @@
-"""A trained model with fake quantization becomes a policy with integer weights, on the grids it was trained with."""
+"""Conversion of a model trained with fake quantization into a policy with integer weights, on the same grids."""
 
 from __future__ import annotations
 
@@ -15,25 +15,38 @@ from quarl.readers.extract import from_model
 
 
 def convert(model: BaseAlgorithm) -> Agent:
-    """The model's policy in integers as an agent, which predicts, evaluates and saves; raises as `quantized_policy`.
+    """Return the model's policy in integers as an agent, which predicts, evaluates and saves.
 
     >>> qat.convert(model)
     Agent(ppo CartPole-v1, int4 static, 4-64-64-2, 4,480 weights)
+
+    Raises:
+        QuarlError: Fake quantization is not active.
     """
     return Agent(quantized_policy(model))
 
 
 def quantized_policy(model: BaseAlgorithm, *, distribution: bool = False) -> QuantizedPolicy:
-    """The model's policy in integers, in static mode: what its fake-quantized forward pass computes.
+    """Return the model's policy in integers, in static mode.
 
-    distribution: as in readers.extract.from_model. Raises QuarlError where fake quantization is not active.
+    It computes the same as the model's fake-quantized forward pass.
+
+    Args:
+        model: Model trained with fake quantization.
+        distribution: Return the parameters of the action distribution, as in readers.extract.from_model.
+
+    Returns:
+        The quantized policy.
+
+    Raises:
+        QuarlError: The model is not prepared, or fake quantization is not active.
     """
     spec = spec_of(model)
     if spec is None:
-        raise QuarlError("the model is not prepared for quantisation-aware training; quantise it with quarl ptq")
+        raise QuarlError("the model is not prepared for quantization-aware training; quantize it with quarl ptq")
     if not is_active(model):
         raise QuarlError(
-            "quantisation has not acted in this model's training yet: learn with callback=qat.QuantDelay(), and beyond "
+            "quantization was never active in this model's training: learn with callback=qat.QuantDelay(), and beyond "
             "its delay"
         )
     policy = from_model(model, distribution=distribution)
@@ -41,13 +54,13 @@ def quantized_policy(model: BaseAlgorithm, *, distribution: bool = False) -> Qua
 
 
 def layer_bits(model: BaseAlgorithm, policy: Policy) -> dict[str, int]:
-    """Return the bits of the weights of each layer of the model's extracted policy, without layers that stay float."""
+    """Return the weight bits of each layer of the model's extracted policy, without layers that stay float."""
     return {name: plan.bits for name, plan in _plans(model, policy).items()}
 
 
 def trained_grids(model: BaseAlgorithm, policy: Policy) -> dict[str, ActivationGrid]:
-    """Return the grids in force of the values of the model's extracted policy."""
-    table = next(iter(tables_of(model.policy).values()))  # of the network that acts
+    """Return the grids in force for the activations of the model's extracted policy."""
+    table = next(iter(tables_of(model.policy).values()))  # the network that acts
     return trained.trained_grids(policy, table.spec, _plans(model, policy), table.grid_of)
 
 

@@ -1,4 +1,4 @@
-"""The callback that moves ranges between rollouts and switches fake quantization on."""
+"""The callback that updates ranges between rollouts and switches fake quantization on."""
 
 from __future__ import annotations
 
@@ -16,18 +16,23 @@ from quarl.qat.policies import QatPolicy
 from quarl.qat.prepare import follow, is_active, spec_of
 
 FOLLOW_STEPS = 64
-"""Environment steps between two looks at the ranges: off-policy rollouts are of a step or a few."""
+"""Environment steps between two updates of the ranges: off-policy rollouts have one step or a few."""
 
 
 class QuantDelay(BaseCallback):
-    """Watches ranges from the start of `learn`, and lets fake quantization act from `steps` environment steps on.
+    """A callback that watches ranges from the start of `learn` and activates fake quantization after `steps` steps.
 
-    steps: a count, as `num_timesteps` counts; or a number between 0 and 1, a share of this `learn`'s total_timesteps;
-    None stands for its middle, 0.5. It happens at the first rollout that starts then or later, and an on-policy
-    algorithm trains on a rollout with the grids that it was collected with.
-    allow_inactive: accept a run that ends without it, or without an update after it. Otherwise that is an error, before
-    training where it can be told: what was not trained with quantization must not pass for it.
-    say: called with one line when it happens; the logger has it as `qat/switched_at`.
+    It happens at the first rollout that starts then or later: an on-policy algorithm trains on a rollout with the grids
+    that it was collected with. The logger records it as `qat/switched_at`.
+
+    Args:
+        steps: Environment steps, as `num_timesteps` counts them, or a share of this `learn`'s total_timesteps between 0
+            and 1. None means 0.5, its middle.
+        allow_inactive: Accept a run that ends before the switch, or without an update after it. Otherwise that is an
+            error,
+            raised before training if it can be predicted: an agent trained without quantization must not pass for one
+            trained with it.
+        say: Called with one line when fake quantization becomes active.
 
     >>> model.learn(256, callback=qat.QuantDelay(0.5)).num_timesteps
     256
@@ -41,23 +46,23 @@ class QuantDelay(BaseCallback):
         is_share = isinstance(share, Real) and not isinstance(share, Integral) and 0 < share < 1
         if not is_share and (not isinstance(share, Integral) or isinstance(share, bool)):
             raise QuarlError(
-                f"the delay of quantisation is a whole number of steps, or a share between 0 and 1, got {steps!r}"
+                f"the delay of quantization is a whole number of steps, or a share between 0 and 1, got {steps!r}"
             )
         if share < 0:
-            raise QuarlError(f"the delay of quantisation must not be negative, got {steps}")
+            raise QuarlError(f"the delay of quantization must not be negative, got {steps}")
         self.steps, self._share = steps, float(share) if is_share else None
         self.allow_inactive = allow_inactive
         self.due = 0
-        """`steps`, or what stands for it in the `learn` that is under way."""
+        """Step of the switch in the current `learn`, computed from `steps`."""
         self.next_follow = 0
         self.active = False
         self._say = say
         self._untrained: int | None = None
-        """Updates before fake quantization acted, where that is seen to begin."""
+        """Number of updates before fake quantization was active; None until the switch."""
 
     def _on_training_start(self) -> None:
         if spec_of(self.model) is None:
-            raise QuarlError("the model is not prepared for quantisation-aware training; call quarl.qat.prepare first")
+            raise QuarlError("the model is not prepared for quantization-aware training; call quarl.qat.prepare first")
         model = self.model
         assert isinstance(model.policy, QatPolicy)
         model.policy.followed = True
@@ -76,7 +81,7 @@ class QuantDelay(BaseCallback):
             self._untrained = self.model._n_updates
             self.logger.record("qat/switched_at", self.num_timesteps)
             if self._say is not None:
-                self._say(f"fake quantisation acts from step {self.num_timesteps:,} on")
+                self._say(f"fake quantization is active from step {self.num_timesteps:,} on")
         self.active = is_active(self.model)
         self.logger.record("qat/active", float(self.active))
 
@@ -87,29 +92,42 @@ class QuantDelay(BaseCallback):
         if self.allow_inactive:
             return
         if not is_active(self.model):
-            raise QuarlError(f"the run ended before step {self.due:,}, from which on quantisation would have acted")
+            raise QuarlError(f"the run ended before step {self.due:,}, at which quantization would have become active")
         if self._untrained == self.model._n_updates:
-            raise QuarlError(f"the run ended without an update after step {self.due:,}, when quantisation began to act")
+            raise QuarlError(f"the run ended without an update after step {self.due:,}, the start of quantization")
 
 
 def check_delay(model: BaseAlgorithm, due: int, start: int, end: int) -> None:
-    """QuarlError where fake quantization from step `due` on would train nothing in a run from step `start` to `end`."""
+    """Raise QuarlError if fake quantization from step `due` on would train nothing.
+
+    Args:
+        model: The prepared model.
+        due: Step at which fake quantization becomes active.
+        start: First step of the run.
+        end: Last step of the run.
+
+    Raises:
+        QuarlError: No rollout starts, or no update follows, after step `due`.
+    """
     if is_active(model):
         return
     rollout = rollout_steps(model)
     last = start + (math.ceil((end - start) / rollout) - 1) * rollout
     if due > last:
         raise QuarlError(
-            f"quantisation would act from step {due:,} on, but the last rollout of this run starts at {last:,}; "
+            f"quantization would be active from step {due:,} on, but the last rollout of this run starts at {last:,}; "
             "choose a smaller delay or train longer"
         )
     if isinstance(model, OffPolicyAlgorithm) and model.learning_starts >= last + rollout:
         raise QuarlError(
             f"learning starts after step {model.learning_starts:,}, and this run ends at {last + rollout:,}: "
-            "nothing would be trained with quantisation; choose smaller learning_starts or train longer"
+            "nothing would be trained with quantization; choose smaller learning_starts or train longer"
         )
 
 
 def _look(after: int) -> int:
-    """The next look at ranges; by environment steps alone, so that a run in parts looks when a whole one does."""
+    """Return the next step at which ranges are updated.
+
+    It depends on environment steps alone, so that a run in parts updates them at the same steps as a whole run.
+    """
     return (after // FOLLOW_STEPS + 1) * FOLLOW_STEPS

@@ -1,5 +1,7 @@
-"""Dense and convolution layers that compute with fake-quantized numbers, under the names and parameters they had: what
-happens to the input, weight and output of each."""
+"""Dense and convolution layers that compute with fake-quantized input, weight and output.
+
+They keep the names and parameters of the layers they replace.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,15 @@ from quarl.qat.ranges import Parameters, RangeTable
 from quarl.quant.spec import QatSpec
 
 FLOAT_SUMS = 256
-"""Products that a network of dense layers may sum as they are, which is faster where it is small. Where sums are
-longer, or as many as for an image, one in ten inputs has a float32 sum whose rounding error leads to another code than
-the integer's. Whole numbers have no such error up to 2^24."""
+"""Largest number of products that a network of dense layers sums in real numbers, which is faster for small ones.
+
+In longer sums, or in as many as for an image, one in ten inputs has a float32 sum whose rounding error leads to another
+code than the integer's. Whole numbers have no such error up to 2^24.
+"""
 
 
 class QatLayer(nn.Module):
-    """What quantization-aware training adds to a layer: what happens to its input, weight and output."""
+    """Mixin that quantizes the input, weight and output of a layer in quantization-aware training."""
 
     weight: Tensor
     bias: Any
@@ -32,12 +36,12 @@ class QatLayer(nn.Module):
     plan: LayerPlan
     table: RangeTable
     place: int
-    """In the table's plan."""
+    """Index of the layer in the table's plan."""
     is_target: bool
-    """Whether it is part of a target network."""
+    """True in a target network."""
 
     def computed(self) -> Parameters:
-        """The layer's weight and bias as it computes with them."""
+        """Return weight and bias as the layer computes with them."""
         weight, bias, table = self.weight, self.bias, self.table
         if not table.active:
             return Parameters(weight, bias)
@@ -50,19 +54,19 @@ class QatLayer(nn.Module):
         return cached[1]
 
     def _is_of(self, mark: int | Tensor) -> bool:
-        """Whether a weight that was rounded under this mark is still the layer's.
+        """True if a weight that was rounded under this mark is still the layer's.
 
-        Stable-Baselines3 writes target networks without a trace in `_version`; but biases come with their weights.
+        Stable-Baselines3 writes target networks without a trace in `_version`, but it writes biases with their weights.
         """
         if isinstance(mark, Tensor) and self.bias is not None:
             return bool(torch.equal(mark, self.bias))
         return not self.is_target and bool(mark == self.weight._version)
 
     def quantized(self) -> Parameters:
-        """The weight on its grids, and the bias on that of the layer's sums where these are integers.
+        """Return the weight on its grids, and the bias on the grid of the layer's sums if these are integers.
 
-        Long or many sums are of whole numbers, except under autocast: float16 ends at 65,504. Scores lie on no grid: no
-        rounding of their sums leads to another code.
+        Long or many sums are of whole numbers, except under autocast, because float16 ends at 65,504. Scores are on no
+        grid, so no rounding of their sums leads to another code.
         """
         weight, bias = self.weight, self.bias
         rounded, scale = self.rounded(weight)
@@ -75,6 +79,7 @@ class QatLayer(nn.Module):
         short = weight[0].numel() <= FLOAT_SUMS and not self.table.of_images
         if short or torch.is_autocast_enabled(weight.device.type):
             return Parameters(rounded, bias)
+        # count everything in steps: sums of whole numbers are exact
         if bias is not None:
             bias = in_steps(bias, step) if self.plan.behind is not None else bias / step
         behind = None if self.plan.behind is None else self.table.grid_of(self.plan.behind)
@@ -97,21 +102,21 @@ class QatLayer(nn.Module):
         return on_grids if common is None else on_grids + common, scale
 
     def counted(self, x: Tensor) -> Tensor:
-        """The layer's input in steps of its grid."""
+        """Return the layer's input in steps of its grid."""
         source = self._source()
-        assert source is not None  # it was there when the parameters were counted
+        assert source is not None  # it existed when the parameters were counted
         return in_steps(x, source.scale)
 
     def _source(self) -> ActivationGrid | None:
-        """The grid that the layer's input lies on, if any."""
+        """Return the grid of the layer's input; None if the input has none."""
         return None if self.plan.source is None else self.table.grid_of(self.plan.source)
 
     def before(self, x: Tensor) -> Tensor:
-        """The layer's input as its sums read it."""
+        """Return the layer's input as its sums read it."""
         return x if self.plan.before is None else self._at(self.plan.before, x)
 
     def behind(self, y: Tensor, quotient: Tensor | None = None) -> Tensor:
-        """The layer's output as it leaves it; quotient: y in steps of its grid, where that is known better."""
+        """Return the layer's output; quotient: y in steps of its grid, if it is known more exactly."""
         table = self.table
         if self.plan.behind is None:
             return y
@@ -131,7 +136,7 @@ class QatLayer(nn.Module):
         return on_tensor_grid(x, grid, quotient)
 
     def _between(self, x: Tensor, sums: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> Tensor:
-        """The layer's output between its quantizers; sums: of input, weight and bias."""
+        """Return the layer's output between its quantizers; `sums` is a function of input, weight and bias."""
         parameters = self.computed()
         x = self.before(x)
         if parameters.step is None:
@@ -145,7 +150,7 @@ class QatLinear(QatLayer, nn.Linear):
     """nn.Linear between its quantizers."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.compiler.is_exporting():  # an extracted policy is the float one; its grids are taken from the tables
+        if torch.compiler.is_exporting():  # an extracted policy is the float one; its grids come from the tables
             return nn.Linear.forward(self, x)
         return self._between(x, functional.linear)
 
@@ -160,43 +165,64 @@ class QatConv2d(QatLayer, nn.Conv2d):
 
 
 def layers_of(network: nn.Module, plan: NetworkPlan, name: str = "") -> dict[str, nn.Linear | nn.Conv2d]:
-    """The layers of a plan by their path; UnsupportedError naming one that cannot be quantized.
+    """Return the layers of a plan by their paths.
 
-    name: of the network, for the error.
+    Args:
+        network: Network with these layers.
+        plan: Plan of the network.
+        name: Name of the network, for messages.
+
+    Returns:
+        The layers by path.
+
+    Raises:
+        UnsupportedError: A layer cannot be quantized; the message names it.
     """
     layers: dict[str, nn.Linear | nn.Conv2d] = {}
     for path in (layer.path for layer in plan.layers):
         whole = f"{name}.{path}" if name else path
         try:
             layer = network.get_submodule(path)
-        except AttributeError:  # the graph counts on where a forward pass applies a layer again
+        except AttributeError:  # a forward pass that applies a layer twice has numbered copies in the graph
             raise UnsupportedError(
-                f"layer {whole!r} is no module of its own: is one layer applied twice? Leave it out with skip"
+                f"layer {whole!r} is not a separate module: is one layer applied twice? Exclude it with skip"
             ) from None
         if type(layer) is not nn.Linear and type(layer) is not nn.Conv2d:
             raise UnsupportedError(
-                f"layer {whole!r} is a {type(layer).__name__}; quantisation-aware training knows Linear and Conv2d: "
-                "leave it out with skip"
+                f"layer {whole!r} is a {type(layer).__name__}; quantization-aware training supports Linear and Conv2d: "
+                "exclude it with skip"
             )
         layers[path] = layer
     return layers
 
 
 def install(network: nn.Module, plan: NetworkPlan, spec: QatSpec, *, target: bool) -> RangeTable:
-    """Gives the layers of a network their quantizers, and the network the table of its ranges.
+    """Add quantizers to the layers of a network, and to the network the table of its ranges.
 
     Layers change their class in place: parameters stay the objects that an optimizer holds, and keep their names.
+
+    Args:
+        network: Network to change.
+        plan: Its plan.
+        spec: Bits and options of the training.
+        target: True for a target network.
+
+    Returns:
+        The table, which is a module of the network.
+
+    Raises:
+        QuarlError: The network is already prepared.
     """
     layers = layers_of(network, plan)
     if hasattr(network, TRAINED_RANGES):
         raise QuarlError(
-            f"the {type(network).__name__} has an attribute {TRAINED_RANGES!r} already; is it prepared twice?"
+            f"the {type(network).__name__} already has an attribute {TRAINED_RANGES!r}; is it prepared twice?"
         )
     table = RangeTable(plan, spec, layers)
     table.train(network.training)
     network.add_module(TRAINED_RANGES, table)
     for place, layer in enumerate(layers.values()):
         layer.__class__ = QatLinear if isinstance(layer, nn.Linear) else QatConv2d
-        # as plain attributes: the table is a module of the network, not of each of its layers
+        # plain attributes: the table is a module of the network, not of each of its layers
         vars(layer).update(plan=plan.layers[place], table=table, place=place, is_target=target)
     return table

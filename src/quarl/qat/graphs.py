@@ -1,4 +1,4 @@
-"""The networks of a Stable-Baselines3 policy that quantization-aware training is about, and the graphs they compute."""
+"""The networks of a Stable-Baselines3 policy in quantization-aware training, and the graphs that they compute."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ from quarl.readers.sb3_network import LAYOUTS, ON_POLICY
 from quarl.readers.trace import trace
 
 ON_POLICY_NETWORK = ""
-"""An on-policy policy is one network: its parts share a features extractor."""
+"""Name of the network of an on-policy policy, which is one because its parts share a features extractor."""
 NETWORKS = ("q_net", "q_net_target", "actor", "actor_target", "critic", "critic_target")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """What a network computes, or a part of it."""
+    """The computation of a network or of a part of it."""
 
     policy: Policy
     inside: str = ""
-    """What the names of the graph's layers begin with, and their paths from the network do not."""
+    """Prefix of layer names in the graph that their paths in the network lack."""
     prefix: str = ""
-    """The other way round."""
+    """Prefix of layer paths in the network that their names in the graph lack."""
     acts: bool = False
-    """Whether its head chooses actions; a critic's says nothing."""
+    """True if the graph's head chooses actions; a critic's head has no meaning."""
     noisy: bool = False
-    """Whether exploration multiplies what its last layer reads (gSDE, Raffin et al. 2021)."""
+    """True if exploration multiplies the last layer's input (gSDE, Raffin et al. 2021)."""
 
     def path(self, layer: str) -> str:
-        """From the network to the layer of that name."""
+        """Return the path from the network to the layer of that name."""
         return self.prefix + layer.removeprefix(self.inside)
 
 
 def networks_of(policy: nn.Module) -> dict[str, nn.Module]:
-    """The networks of a policy by name, targets included."""
+    """Return the networks of a policy by name, including targets."""
     attributes = {name: getattr(policy, name, None) for name in NETWORKS}
     networks = {name: network for name, network in attributes.items() if isinstance(network, nn.Module)}
     return networks or {ON_POLICY_NETWORK: policy}
 
 
 def optimizer_of(policy: Any, network: Any) -> torch.optim.Optimizer:
-    """The optimizer of a policy's network: its own, or that of the policy which has one for all."""
+    """Return the optimizer of a policy's network: its own, or the policy's if that has one for all."""
     optimizer: torch.optim.Optimizer = (network if hasattr(network, "optimizer") else policy).optimizer
     return optimizer
 
 
 def graphs_of(model: Any, *, critic: bool) -> dict[str, list[Graph]]:
-    """The graphs of each network by its name; target networks compute what their originals do."""
+    """Return the graphs of each network by its name; target networks compute the same as their originals."""
     algo = algorithm(model)
     acting = from_model(model, distribution=not model.use_sde)
     if LAYOUTS[algo] is ON_POLICY:
@@ -97,7 +97,10 @@ def _value(policy: Any) -> Graph:
 
 
 def _critics(critic: nn.Module) -> Iterator[Graph]:
-    """Each Q network on features and action side by side; what is in front of it stays float, or is the actor's."""
+    """Yield the graph of each Q network on concatenated features and actions.
+
+    Its extractor stays float or is the actor's.
+    """
     if isinstance(critic, CategoricalCritic):
         yield _critic(nn.Sequential(OrderedDict(torso=critic.torso, head=critic.head)))
         return

@@ -27,22 +27,22 @@ TARGET = "_target"
 
 
 class QatPolicy(BasePolicy):
-    """A Stable-Baselines3 policy whose layers are fake-quantized once training has come so far.
+    """A Stable-Baselines3 policy whose layers are fake-quantized from a step of the training on.
 
-    qat: {"spec": of QatSpec.to_json, "networks": {name: of NetworkPlan.to_json}}, as `qat.prepare` makes it.
+    `qat` is {"spec": QatSpec.to_json(), "networks": {name: NetworkPlan.to_json()}}, as `qat.prepare` builds it.
     """
 
     qat: Mapping[str, Any]
     spec: QatSpec
     followed = False
-    """Whether somebody puts its ranges in force between rollouts."""
+    """True if a callback puts its ranges in force between rollouts."""
 
     def __init__(self, *args: Any, qat: Mapping[str, Any], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.carry(qat)
 
     def carry(self, qat: Mapping[str, Any]) -> None:
-        """Give the networks their quantizers."""
+        """Add quantizers to the networks."""
         self.qat = qat
         self.spec = spec = QatSpec.from_json(qat["spec"])
         plans = {name: NetworkPlan.from_json(plan) for name, plan in qat["networks"].items()}
@@ -53,18 +53,30 @@ class QatPolicy(BasePolicy):
             install(network, plan, spec, target=name.endswith(TARGET))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """What nn.Module returns; refuses parameters of a model that was not prepared, which know no ranges."""
+        """Load parameters as nn.Module does.
+
+        Args:
+            state_dict: Parameters and buffers by name.
+            strict: Require exactly the names of this policy.
+            assign: Replace tensors instead of copying into them.
+
+        Returns:
+            Missing and unexpected names.
+
+        Raises:
+            QuarlError: The parameters belong to a model that was not prepared and have no ranges.
+        """
         if strict and not any(TRAINED_RANGES in name for name in state_dict):
-            raise QuarlError("these parameters are of a model that was not prepared: set them before qat.prepare")
+            raise QuarlError("these parameters belong to a model that was not prepared: load them before qat.prepare")
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
     def set_training_mode(self, mode: bool) -> None:
-        """Warns, once, where training begins and nobody moves ranges or would switch fake quantization on."""
+        """Warn once if training begins without a callback that updates ranges and activates fake quantization."""
         if mode and not self.followed:
             self.followed = True
             warnings.warn(
-                f"this policy is prepared for {self.spec.precision} and trained without qat.QuantDelay: its ranges "
-                "stay as they are; pass learn(..., callback=qat.QuantDelay())",
+                f"this policy is prepared for {self.spec.precision} but trained without qat.QuantDelay: its ranges "
+                "do not change; pass learn(..., callback=qat.QuantDelay())",
                 stacklevel=3,
             )
         super().set_training_mode(mode)
@@ -74,61 +86,64 @@ class QatPolicy(BasePolicy):
 
 
 class QatActorCriticPolicy(QatPolicy, ActorCriticPolicy):
-    """PPO and A2C."""
+    """The policy of PPO and A2C."""
 
 
 class QatActorCriticCnnPolicy(QatPolicy, ActorCriticCnnPolicy):
-    """PPO and A2C on images."""
+    """The policy of PPO and A2C on images."""
 
 
 class QatDQNPolicy(QatPolicy, DQNPolicy):
-    """DQN."""
+    """The policy of DQN."""
 
 
 class QatDQNCnnPolicy(QatPolicy, DQNCnnPolicy):
-    """DQN on images."""
+    """The policy of DQN on images."""
 
 
 class QatTD3Policy(QatPolicy, TD3Policy):
-    """TD3 and DDPG."""
+    """The policy of TD3 and DDPG."""
 
 
 class QatTD3CnnPolicy(QatPolicy, TD3CnnPolicy):
-    """TD3 and DDPG on images."""
+    """The policy of TD3 and DDPG on images."""
 
 
 class QatSACPolicy(QatPolicy, SACPolicy):
-    """SAC."""
+    """The policy of SAC."""
 
 
 class QatSACCnnPolicy(QatPolicy, SACCnnPolicy):
-    """SAC on images."""
+    """The policy of SAC on images."""
 
 
 class QatD4PGPolicy(QatPolicy, D4PGPolicy):
-    """D4PG."""
+    """The policy of D4PG."""
 
 
 class QatD4PGCnnPolicy(QatPolicy, D4PGCnnPolicy):
-    """D4PG on images."""
+    """The policy of D4PG on images."""
 
 
 CLASSES: Mapping[type, type[QatPolicy]] = {cls.__bases__[1]: cls for cls in QatPolicy.__subclasses__()}
-"""Each policy class, and the one that carries quantization-aware training as well."""
+"""The class that also carries quantization-aware training, by policy class."""
 
 
 def carrying(policy: BasePolicy) -> type[QatPolicy]:
-    """The class that a policy becomes when it is prepared."""
+    """Return the class of a policy after preparation."""
     carrier = CLASSES.get(type(policy))
     if carrier is None:
         raise UnsupportedError(
-            f"{type(policy).__name__} is not one of the policies that can be trained quantisation-aware: MlpPolicy and "
+            f"{type(policy).__name__} does not support quantization-aware training; use MlpPolicy and "
             "CnnPolicy of PPO, A2C, DQN, DDPG, TD3, SAC and D4PG"
         )
     return carrier
 
 
 def tables_of(policy: nn.Module) -> dict[str, RangeTable]:
-    """The range tables of a policy's networks by name, targets included; empty where it was not prepared."""
+    """Return the range tables of a policy's networks by name, including targets.
+
+    An empty dict if it was not prepared.
+    """
     tables = {name: getattr(network, TRAINED_RANGES, None) for name, network in networks_of(policy).items()}
     return {name: table for name, table in tables.items() if isinstance(table, RangeTable)}

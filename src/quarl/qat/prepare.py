@@ -1,4 +1,4 @@
-"""A Stable-Baselines3 model becomes one that can be trained quantization-aware, and tells how far it is."""
+"""Preparation of a Stable-Baselines3 model for quantization-aware training, and its progress."""
 
 from __future__ import annotations
 
@@ -29,35 +29,41 @@ COPIED = {
     "actor_batch_norm_stats": ("actor",),
     "critic_batch_norm_stats": ("critic",),
 }
-"""Attributes in which models list the buffers that go to target networks, and the networks they are of."""
+"""Attributes in which models list the buffers to copy to target networks, with the networks of these buffers."""
 
 
 def prepare(model: BaseAlgorithm, spec: QatSpec | str | int) -> None:
-    """Makes the policy of a PPO, A2C, DQN, DDPG, TD3, SAC or D4PG model carry quantization-aware training, in place.
+    """Prepare the policy of a PPO, A2C, DQN, DDPG, TD3, SAC or D4PG model for quantization-aware training, in place.
 
-    Weights, optimizers and random numbers stay as they are. Pass `QuantDelay` as a callback to `learn`: until it
-    switches fake quantization on, training computes what it would have, and ranges are watched.
-
-    Raises UnsupportedError naming a layer that cannot be quantized; the model is as it was then.
-
-    spec: a precision, as in "w4a8" or 4 (the first and the last layers keep 8), or a QatSpec.
+    Weights, optimizers and random numbers do not change. Pass `QuantDelay` as a callback to `learn`: until it switches
+    fake quantization on, training computes the same as without it, and ranges are watched.
 
     >>> qat.prepare(stable_baselines3.PPO("MlpPolicy", "CartPole-v1"), "w4a8")
+
+    Args:
+        model: Model to prepare.
+        spec: A precision such as "w4a8" or 4 (the first and last layers keep 8 bits), or a QatSpec.
+
+    Raises:
+        UnsupportedError: A layer cannot be quantized; the message names it, and the model does not change.
+        QuarlError: The model is already prepared, or skip excludes all layers.
     """
     spec = spec if isinstance(spec, QatSpec) else QatSpec.parse(spec)
     policy: Any = model.policy
     if isinstance(policy, QatPolicy):
-        raise QuarlError(f"the model is prepared already, for {policy.spec.precision}; load or build it anew")
+        raise QuarlError(f"the model is already prepared for {policy.spec.precision}; load or build a new one")
     if (algo := algorithm(model)) not in LEARNERS:
         raise UnsupportedError(
-            f"quantisation-aware training takes {', '.join(LEARNERS)}, not {algo}: distil the trained agent instead"
+            f"quantization-aware training supports {', '.join(LEARNERS)}, not {algo}: distill the trained agent instead"
         )
+    # plan every network before anything changes
     carrier = carrying(policy)
     graphs = graphs_of(model, critic=spec.critic)
     _check_skip(spec, graphs)
     plans = {name: plan_network(name, of_network, spec) for name, of_network in graphs.items()}
     if not any(plan.layers for plan in plans.values()):
-        raise QuarlError(f"skip leaves no layer to quantise: {', '.join(spec.skip)}")
+        raise QuarlError(f"skip leaves no layer to quantize: {', '.join(spec.skip)}")
+    # reject layers whose weight the graph has changed
     for name, network in networks_of(policy).items():
         if name in plans:
             weights = {graph.path(op.name): op for graph in graphs[name] for op in graph.policy.linear}
@@ -66,9 +72,10 @@ def prepare(model: BaseAlgorithm, spec: QatSpec | str | int) -> None:
                 same = np.array_equal(as_float32(weights[path].weight), layer.weight.numpy(force=True))
                 if not (same and np.array_equal(weights[path].bias, bias)):
                     raise UnsupportedError(
-                        f"what layer {path!r} gives is normalised or changed by constants, which quantisation-aware "
-                        "training does not imitate: leave it out with skip, or distil the trained agent instead"
+                        f"the output of layer {path!r} is normalized or changed by constants, which quantization-aware "
+                        "training does not imitate: exclude it with skip, or distill the trained agent instead"
                     )
+    # change the model; its saved form restores the plans
     qat = {"spec": spec.to_json(), "networks": {name: plan.to_json() for name, plan in plans.items()}}
     policy.__class__ = carrier
     policy.carry(qat)
@@ -82,7 +89,7 @@ def prepare(model: BaseAlgorithm, spec: QatSpec | str | int) -> None:
 
 
 def _check_skip(spec: QatSpec, graphs: Mapping[str, Sequence[Graph]]) -> None:
-    """Refuses names of no layer: what was meant would be quantized."""
+    """Raise QuarlError if a name in skip matches no layer, because the intended layer would be quantized."""
     layers = [
         layer_name(name, graph, op.name)
         for name, of_network in graphs.items()
@@ -91,42 +98,48 @@ def _check_skip(spec: QatSpec, graphs: Mapping[str, Sequence[Graph]]) -> None:
     ]
     for name in spec.skip:
         if not any(covers(name, layer) for layer in layers):
-            raise QuarlError(f"skip names no layer that is quantised, {name!r}{did_you_mean(name, layers)}")
+            raise QuarlError(f"skip matches no quantized layer: {name!r}{did_you_mean(name, layers)}")
 
 
 def spec_of(model: BaseAlgorithm) -> QatSpec | None:
-    """What a prepared or loaded model is trained for; None where it was not prepared."""
+    """Return the precision that a prepared or loaded model is trained for; None if it was not prepared."""
     policy = model.policy
     return policy.spec if isinstance(policy, QatPolicy) else None
 
 
 def is_active(model: BaseAlgorithm) -> bool:
-    """Whether the model's policy computes with fake-quantized numbers."""
+    """Return True if the model's policy computes with fake-quantized numbers."""
     return any(table.active for table in tables_of(model.policy).values())
 
 
 def is_ready(model: BaseAlgorithm) -> bool:
-    """Whether fake quantization acts and training has seen values, so that `convert` knows every range.
+    """Return True if fake quantization is active and training has seen values, so that `convert` knows every range.
 
-    An off-policy algorithm whose delay is over before its first update acts quantized, but has seen none yet.
+    An off-policy algorithm whose delay ends before its first update acts quantized but has seen no values yet.
     """
     originals = [table for name, table in tables_of(model.policy).items() if not name.endswith(TARGET)]
     return is_active(model) and all(table.grids or not table.site_of_row for table in originals)
 
 
 def switched_at(model: BaseAlgorithm) -> int | None:
-    """Environment steps after which fake quantization began to act; None where it does not."""
+    """Return the environment steps at which fake quantization became active; None if it is not active."""
     steps = [int(table.switched_at) for table in tables_of(model.policy).values() if table.active]
     return max(steps, default=None)
 
 
 def follow(model: BaseAlgorithm, *, active: bool) -> bool:
-    """To be called between rollouts: puts the ranges seen so far in force, and fake quantization once `active`.
+    """Put the ranges seen so far in force, and activate fake quantization once `active`; call it between rollouts.
 
-    With the switch, channels are balanced in the weights themselves, which keeps what the networks compute; those that
-    act in off-policy algorithms begin at better codes (qat.start), and target networks move as far. They get the ranges
-    of their originals; later ones they get as they get weights. Returns whether this call has switched fake
-    quantization on.
+    At the switch, channels are balanced in the weights themselves, which does not change the networks' outputs. Acting
+    networks of off-policy algorithms start from better codes (qat.start), and target networks move by the same amount.
+    Targets also receive the ranges of their originals; later they receive ranges as they receive weights.
+
+    Args:
+        model: The prepared model.
+        active: Fake quantization is due.
+
+    Returns:
+        True if this call has switched fake quantization on.
     """
     assert isinstance(model.policy, QatPolicy)
     model.policy.followed = True

@@ -1,4 +1,4 @@
-"""The ranges of one network's activations: watched from the start, in force from one rollout to the next."""
+"""The ranges of one network's activations: watched from the start, put in force between rollouts."""
 
 from __future__ import annotations
 
@@ -16,27 +16,30 @@ from quarl.quant.spec import QatSpec
 MOMENTUM = 0.01
 """Weight of the newest batch in the moving average of its extent."""
 UNSEEN = (0.0, -1.0)
-"""The range of a row that has seen nothing: no number lies in it."""
+"""The range of a row without observations, which contains no number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What a layer computes with: numbers on their grids, or these in steps, whose sums are then exact."""
+    """A layer's parameters for computation.
+
+    They are numbers on their grids, or multiples of these steps, whose sums are exact.
+    """
 
     weight: Tensor
     bias: Tensor | None
     step: Tensor | None = None
-    """Of the layer's sums, [out] as these broadcast, where weight and bias are counted."""
+    """Step of the layer's sums [out], shaped for broadcasting, if weight and bias are counted in steps."""
     multiplier: Tensor | None = None
-    """From such sums to steps of the output's grid, float32 as integer kernels have it."""
+    """Factor from such sums to steps of the output's grid, float32 as in integer kernels."""
 
 
 class RangeTable(nn.Module):
     """Ranges of a network, saved with its parameters.
 
-    Batches that are trained on move `seen_range`. `follow` puts it in force, between a rollout's end and the next one's
-    beginning: the numbers that an on-policy algorithm collects and those it trains on lie on the same grids.
-    Stable-Baselines3 copies buffers called `running_...` to target networks, as it does with those of batch norm.
+    Batches of training update `seen_range`. Between the end of a rollout and the start of the next, `follow` puts it in
+    force. An on-policy algorithm thus trains on the same grids with which it collected the rollout. Stable-Baselines3
+    copies buffers named `running_...` to target networks, as it does for batch norm.
     """
 
     running_range: Tensor
@@ -57,20 +60,20 @@ class RangeTable(nn.Module):
         self.of_images = any(isinstance(layer, nn.Conv2d) for layer in layers.values())
         self.site_of_row = plan.site_of_row
         self.grids: dict[int, ActivationGrid] = {}
-        """In force, by row; a row that has seen nothing has none."""
+        """Grids in force by row; a row without observations has none."""
         self.ranges: list[list[float]] = []
-        """What `grids` were made of."""
+        """Ranges from which `grids` were computed."""
         self.seen: set[int] = set()
         self.active = False
         self.cache: dict[int, tuple[int | Tensor, Parameters]] = {}
-        """Fake-quantized parameters by place, with a mark of what they were made of: rollouts need them many times."""
+        """Fake-quantized parameters by place, with a mark of their source: rollouts need them many times."""
 
     def observe(self, row: int, x: Tensor) -> None:
-        """Moves the range of a row toward the extent of x."""
-        weight = MOMENTUM if row in self.seen else 1.0  # which makes it the extent, whatever was there
-        low, high = x.detach().float().aminmax()  # under autocast they are of fewer bits than ranges
+        """Move the range of a row toward the extent of x."""
+        weight = MOMENTUM if row in self.seen else 1.0  # weight 1 replaces the previous range
+        low, high = x.detach().float().aminmax()  # under autocast they have fewer bits than ranges
         ends = self.seen_range[row]
-        if self.site_of_row[row].relu:  # what is below 0 does not count there
+        if self.site_of_row[row].relu:  # numbers below 0 do not count before a ReLU
             high = high.clamp(min=0)
         else:
             ends[0].lerp_(low, weight)
@@ -78,13 +81,19 @@ class RangeTable(nn.Module):
         self.seen.add(row)
 
     def observe_channels(self, place: int, row: int, y: Tensor) -> None:
-        """Moves what the channels of a layer reach above 0 toward that of its outputs y [N, C, ...]."""
+        """Move the extents of a layer's channels toward those of its outputs.
+
+        Args:
+            place: Index of the layer in the plan.
+            row: Row of the layer's range.
+            y: Outputs [N, C, ...].
+        """
         extent = self.extent_of(place)
         weight = MOMENTUM if row in self.seen else 1.0
         extent.lerp_(y.detach().amax((0, *range(2, y.ndim))).float().clamp_(min=0), weight)
 
     def extent_of(self, place: int) -> Tensor:
-        """[C]: what the channels of a layer that feeds others reach."""
+        """Return the extents [C] above 0 of the channels of a layer that feeds others."""
         return self.get_buffer(_extent(place))
 
     def follow(self) -> None:
@@ -93,12 +102,12 @@ class RangeTable(nn.Module):
         self.refresh()
 
     def switch_on(self, step: int) -> None:
-        """Let fake quantization act from now on; `step` counts environment steps."""
+        """Activate fake quantization; `step` counts environment steps."""
         self.switched_at.fill_(step)
         self.follow()
 
     def refresh(self) -> None:
-        """Reads the state: which rows have been seen, the grids of the ranges in force, whether they act."""
+        """Read the state: the rows with observations, the grids of the ranges in force, and the switch."""
         self.active = bool(self.switched_at >= 0)
         self.seen = {row for row, (low, high) in enumerate(self.seen_range.tolist()) if low <= high}
         ranges = self.running_range.tolist()
@@ -108,13 +117,13 @@ class RangeTable(nn.Module):
             self.cache.clear()  # sums are counted in steps of these grids
 
     def grid_of(self, site: Site) -> ActivationGrid | None:
-        """The grid that a site quantizes to; None where nothing has been seen."""
+        """Return the grid of a site; None if it has no observations."""
         if site.row < 0:
             return site.fixed
         return self.grids.get(site.row)
 
     def train(self, mode: bool = True) -> RangeTable:
-        """Training may change weights; fused optimizers do so without a trace in `_version`."""
+        """Set training mode and clear the cache: fused optimizers change weights without a trace in `_version`."""
         if mode:
             self.cache.clear()
         super().train(mode)

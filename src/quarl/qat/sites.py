@@ -1,4 +1,4 @@
-"""What is quantized where in a network: made once from its graph, kept with the policy as plain data."""
+"""The plan of a network's quantizers, derived once from its graph and stored with the policy as plain data."""
 
 from __future__ import annotations
 
@@ -14,9 +14,18 @@ from quarl.quant.spec import QatSpec
 
 
 def plan_network(name: str, graphs: Iterable[Graph], spec: QatSpec) -> NetworkPlan:
-    """The plan of the network `name` from the graphs that it computes.
+    """Return the plan of a network.
 
-    A layer of several graphs, as of a features extractor that actor and critic share, is planned by the first.
+    A layer that occurs in several graphs, as in a features extractor shared by actor and critic, is planned by the
+    first.
+
+    Args:
+        name: Name of the network.
+        graphs: Graphs that it computes.
+        spec: Bits and options of the training.
+
+    Returns:
+        The plan.
     """
     layers: dict[str, LayerPlan] = {}
     rows = 0
@@ -29,13 +38,22 @@ def plan_network(name: str, graphs: Iterable[Graph], spec: QatSpec) -> NetworkPl
 
 
 def layer_name(network: str, graph: Graph, layer: str) -> str:
-    """The name of a graph's layer in the policy, as `skip` has it."""
+    """Return the name of a graph's layer in the policy, as `skip` expects it.
+
+    Args:
+        network: Name of the network.
+        graph: Graph of the layer.
+        layer: Name of the layer in the graph.
+
+    Returns:
+        The full name.
+    """
     path = graph.path(layer)
     return f"{network}.{path}" if network else path
 
 
 class _Planning:
-    """One graph's layers; `rows` counts on from those of the graphs before."""
+    """The layers of one graph; `rows` continues the numbering of the graphs before."""
 
     def __init__(self, network: str, graph: Graph, spec: QatSpec, rows: int) -> None:
         self.network, self.graph, self.policy, self.spec, self.rows = network, graph, graph.policy, spec, rows
@@ -50,7 +68,7 @@ class _Planning:
             if not self._skips(op.name):
                 value = origin(self.rules, op.inputs[0])
                 rule = self.rules.get(value)
-                # what a layer before it made are integers already
+                # outputs of an earlier layer are integers already
                 reads = rule is not None and rule.kind != "layer"
                 yield LayerPlan(
                     path=self.graph.path(op.name),
@@ -63,9 +81,9 @@ class _Planning:
                 )
 
     def _feeds(self) -> dict[str, tuple[str, ...]]:
-        """By layer: the layers it feeds through a ReLU, all of them and itself quantized by channels."""
+        """Return, by layer, the layers it feeds through a ReLU, if all of them and itself are quantized by channels."""
         feeds = {}
-        # the noise of gSDE has the size of what the last layer reads
+        # the noise of gSDE scales with the last layer's input
         last = final_linear(self.policy) if self.graph.noisy else ()
         for _, chain, consumers in readings(self.policy):
             if chain is not None and not any(self._skips(op.name) or op.name in last for op in (chain, *consumers)):
@@ -92,14 +110,14 @@ class _Planning:
         return Site(bits=bits, row=self.row_of[name], wide=wide, relu=rule.function == "relu", observes=not seen)
 
     def _observation(self, name: str) -> tuple[int, bool]:
-        """(bits, whether a wide grid's) of the observation that dense layers read."""
-        # codes of a grid without a level at 0 are odd, and have one bit more
+        """Return (bits, needs a wide grid) of the observation that dense layers read."""
+        # codes of a grid without a level at 0 are odd and have one bit more
         exact = wide_bits(self.policy, name, lambda layer: self.bits[layer] + self.spec.mid_rise(self.bits[layer]))
         asked, least = self.spec.observation_bits, max(8, self.spec.activation_bits or 8)
         if asked is not None and asked > max(exact, least):
             raise QuarlError(
-                f"the observation cannot have {asked} bits: sums over it are exact with up to {exact} where layers "
-                f"read so many numbers with such weights; ask for {max(exact, least)} at most"
+                f"the observation cannot have {asked} bits: sums over it are exact with up to {exact} when layers "
+                f"read so many numbers with such weights; use at most {max(exact, least)}"
             )
         wanted = asked or max(exact, least)
         return wanted, 8 < wanted <= exact

@@ -1,8 +1,8 @@
-"""Where training for integers begins: at the rounding that changes least of what each layer computes.
+"""The start of training for integers, at the rounding that changes each layer's outputs least.
 
-Fake quantization rounds every weight to nearest, and what a trained network becomes when that begins to act is often no
-agent at all. So at the switch the weights themselves move, as far as it takes for rounding to nearest to give them the
-codes that post-training quantization would choose (Frantar et al. 2023, algorithm 1); training goes on from there.
+Fake quantization rounds every weight to nearest, and a trained network often loses its skill when that becomes active.
+At the switch the weights themselves therefore move, as far as needed for rounding to nearest to give them the codes
+that post-training quantization would choose (Frantar et al. 2023, algorithm 1). Training continues from there.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ from quarl.readers.aten import evaluating
 
 NUM_OBSERVATIONS, NUM_IMAGES = 2_048, 256
 ROOM = 0.4
-"""Of a step, to either side of its number on the grid: a weight that lies there stays, the others move no further.
-Numbers in the middle of a step would take small learning rates too long to leave."""
+"""Largest distance of a moved weight from its level, in steps; weights within it do not move.
+
+Small learning rates would need too long to move numbers out of the middle of a step.
+"""
 Moved = dict[str, Tensor]
-"""What was added to a parameter, by its name."""
+"""Change of each parameter, by its name."""
 
 
 def remembered(model: BaseAlgorithm) -> Tensor | None:
-    """Observations of an off-policy algorithm's replay, as networks see them; None where there are none.
+    """Return observations from an off-policy algorithm's replay, as networks see them; None if there are none.
 
-    On-policy algorithms have forgotten theirs when the rollout begins at which quantization begins to act.
+    On-policy algorithms have dropped theirs by the start of the rollout at which quantization becomes active.
     """
     replay = getattr(model, "replay_buffer", None)
     if not isinstance(replay, ReplayBuffer) or replay.size() == 0:
@@ -48,10 +50,19 @@ def remembered(model: BaseAlgorithm) -> Tensor | None:
 
 
 def start(policy: Any, network: nn.Module, table: RangeTable, observations: Tensor) -> Moved:
-    """Moves the weights of the network that acts to better codes, layer by layer, each fitted to rounded inputs.
+    """Move the weights of an acting network to better codes, layer by layer, each fitted to rounded inputs.
 
-    Biases make up for what that adds to the layer's outputs on average (Nagel et al. 2019, section 4.2). Layers with
-    more than MAX_INPUTS inputs stay.
+    Biases compensate the mean change of the layer's outputs (Nagel et al. 2019, section 4.2). Layers with more than
+    MAX_INPUTS inputs do not change.
+
+    Args:
+        policy: Policy of the network.
+        network: Network that acts.
+        table: Its ranges and plan.
+        observations: Observations [N, ...] from the replay.
+
+    Returns:
+        The change of each parameter, by its name.
     """
     moved: Moved = {}
     with evaluating(policy), torch.no_grad():
@@ -72,7 +83,7 @@ def start(policy: Any, network: nn.Module, table: RangeTable, observations: Tens
 
 
 def _input(policy: Any, module: nn.Module, observations: Tensor) -> Tensor:
-    """What one layer of the policy reads where it acts on the observations."""
+    """Return the input of one layer while the policy acts on the observations."""
     read: list[Tensor] = []
     hook = module.register_forward_pre_hook(lambda module, inputs: read.append(inputs[0]))
     try:
@@ -85,8 +96,8 @@ def _input(policy: Any, module: nn.Module, observations: Tensor) -> Tensor:
 def _fitted(module: Any, columns: Tensor) -> Tensor:
     """Return the weight whose rounding changes the layer's outputs least.
 
-    The weights of scores are not all where they are left alone: what they have in common is taken out of them once
-    more. So several ranges are tried there, and the weight as it is.
+    Weights of scores do not all stay at their present values, because their common part is subtracted once more. For
+    them several ranges are tried, and the unchanged weight.
     """
     layer: LayerPlan = module.plan
     mid_rise = module.table.spec.mid_rise(layer.bits)
@@ -98,7 +109,7 @@ def _fitted(module: Any, columns: Tensor) -> Tensor:
         codes, q = to_the_ends(numbers, h, output_aware_qparams(numbers, h, layer.bits, shrinks, mid_rise=mid_rise))
         grid = dequantize(codes, q)
         near = numbers.clip(grid - ROOM * q.scale, grid + ROOM * q.scale)
-        # the ends themselves tell the scale
+        # the largest codes determine the scale
         inside = np.abs(codes - q.zero_point) < q.qmax - q.zero_point
         new = torch.as_tensor(np.where(inside, near, grid)).reshape(part.shape).to(part)
         moved: Tensor = new + (module.weight - part)
@@ -115,13 +126,13 @@ def _fitted(module: Any, columns: Tensor) -> Tensor:
 
 
 def _added(module: Any, weight: Tensor) -> Tensor:
-    """Return what computing with `weight` rounded adds to the layer's weight."""
+    """Return the difference between `weight` rounded and the layer's weight."""
     added: Tensor = module.rounded(weight)[0] - module.weight
     return added
 
 
 def _columns(module: Any, x: Tensor) -> Tensor:
-    """[N, K]: what the layer's sums read, some of them where there are many."""
+    """Return the inputs [N, K] of the layer's sums, a sample if there are many."""
     if isinstance(module, nn.Linear):
         columns = x.reshape(-1, x.shape[-1])
     else:

@@ -1,1 +1,1 @@
-"""Rows to tables, figures and pages: pure functions, nothing is measured here."""
+"""Tables, figures and pages of rows: pure functions that measure nothing."""

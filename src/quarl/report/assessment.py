@@ -1,4 +1,4 @@
-"""What the rows of `quarl ptq` show, in sentences."""
+"""The results of `quarl ptq` in sentences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from quarl.stats import FEWEST_EPISODES, INFERIOR, NONINFERIOR, STABLE_STD_PCT, 
 
 
 def assess(rows: Sequence[Fields]) -> list[str]:
-    """Sentences about one agent's rows, fp32 among them; what is undecided may be for want of episodes."""
+    """Return sentences about one agent's rows, fp32 included.
+
+    Too few episodes may be the reason for an undecided one.
+    """
     base = next(row for row in rows if row["precision"] == "fp32")
     if base["episodes"] < FEWEST_EPISODES:
         few = f"{counted(base['episodes'], 'episode')} {'is' if base['episodes'] == 1 else 'are'}"
@@ -31,7 +34,7 @@ def assess(rows: Sequence[Fields]) -> list[str]:
 
 
 def _unpaired(rows: Sequence[Fields], base: Fields) -> list[str]:
-    """Return the means over common episodes, if some row has not as many as fp32."""
+    """Return the means over common episodes if a row has fewer or more episodes than fp32."""
     pairs = [
         f"{row['precision']} {number(row['mean'])} and fp32 {number(row['mean'] - row['difference'])} "
         f"({row['episodes']:,})"
@@ -43,7 +46,7 @@ def _unpaired(rows: Sequence[Fields], base: Fields) -> list[str]:
 
 
 def _unstable(rows: Sequence[Fields], base: Fields) -> list[str]:
-    """Where some row is undecided, and returns vary so much that this may say nothing of it."""
+    """Return a sentence if a row is undecided and returns vary so much that this may be the reason."""
     spread = 100 * base["std"] / abs(base["mean"]) if base["mean"] else float("inf")
     if spread <= STABLE_STD_PCT or all(row["verdict"] != UNDECIDED for row in rows if row is not base):
         return []
@@ -59,7 +62,7 @@ def _undecided(rows: Sequence[Fields], base: Fields) -> list[str]:
 
 
 def takes_more(row: Fields, exact: float) -> str:
-    """Say how many episodes a verdict on the row takes if mean and spread stay as they are; exact: mean of fp32."""
+    """Return how many episodes a verdict on the row takes if mean and spread stay the same; exact: mean of fp32."""
     distance = abs(row["difference"] + row["margin_pct"] / 100 * abs(exact)) or float("nan")
     needed = row["episodes"] * ((row["difference_high"] - row["difference_low"]) / 2 / distance) ** 2
     some = f"some {float(f'{needed:.2g}'):,.0f}" if needed < 1e6 else "over a million"
@@ -83,7 +86,7 @@ def _verdicts(rows: Sequence[Fields], base: Fields) -> list[str]:
         differing = [row for row in members if row["differs"]]
         best = min(differing, key=lambda row: row["error_pct"] or 0.0, default=base)
         detail = _change(best, differing, "gains", -1)
-        if detail:  # a gain may be chance that others would not have: how much else the agent does tells
+        if detail:  # a gain may be chance: the share of changed actions shows how different the agent is
             detail += f", and {100 * (1 - best['agreement']):.0f} % of its actions changed"
         sentences += _sentence(differing, name, "differs", "differ", f"from fp32 beyond noise{detail}")
     return sentences
@@ -95,11 +98,11 @@ def _sentence(rows: Sequence[Fields], name: str, singular: str, plural: str, wha
 
 
 def _change(row: Fields, rows: Sequence[Fields], verb: str, sign: int) -> str:
-    """How much the most extreme of the rows loses or gains, where that is a number."""
+    """Return the loss or gain of the most extreme of the rows, if it is a number."""
     share = sign * (row["error_pct"] or 0.0)
     return f"; {'it' if len(rows) == 1 else row['precision']} {verb} {share:.0f} %" if share >= 1 else ""
 
 
 def listed(words: Sequence[str]) -> str:
-    """Words as a sentence lists them."""
+    """Return the words as a sentence lists them."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,5 +1,4 @@
-"""Figures of returns: of one training against its steps and clock, of a study against precision, and what errors come
-of; what those of one policy share."""
+"""Figures of returns: one training against its steps and clock, a study against precision, and shared parts."""
 
 from __future__ import annotations
 
@@ -18,38 +17,63 @@ from quarl.report.schema import Fields
 from quarl.rows import by
 
 SHIFT = 0.12
-"""Between lines, in precisions: side by side their intervals do not hide one another."""
+"""Distance between lines, in precisions, so that their intervals do not overlap."""
 COLUMNS = 2
-"""Panels side by side."""
+"""Largest number of panels side by side."""
 FLOATS = "float formats"
 COMPARED: Mapping[str, str] = {"ptq": "scheme: {}", "distill": "distilled", "qat": "trained for it"}
-"""Methods that a precision can be had by, and their lines."""
+"""Methods of producing a precision, with the labels of their lines."""
 POINT = 3.0
-"""Size of a point, as small as the panels."""
+"""Size of a point, which suits the small panels."""
 THINNED = 500
-"""Of a line, at most: no screen shows more, and pages are sent by mail."""
+"""Largest number of points in a line: no screen shows more, and pages are sent by mail."""
 
 
 def whiskers(rows: Sequence[Fields], middle: str, low: str, high: str) -> tuple[Array, Array]:
-    """Values [n] and how far their intervals reach below and above [2, n], of rows and their keys; NaN where null."""
+    """Return values [n] and the lengths of their intervals below and above [2, n]; NaN if null.
+
+    Args:
+        rows: Rows with these keys.
+        middle: Key of the value.
+        low: Key of the interval's lower end.
+        high: Key of its upper end.
+
+    Returns:
+        Values and lengths.
+    """
     middles, lows, highs = (np.array([row[key] for row in rows], np.float64) for key in (middle, low, high))
     return middles, np.maximum([middles - lows, highs - middles], 0)
 
 
 def band(axes: Axes, base: Fields, label: str | None = None) -> None:
-    """Draws the mean of fp32, and its interval over the whole width."""
+    """Draw the mean of fp32, and its interval over the whole width.
+
+    Args:
+        axes: Panel to draw in.
+        base: The row of fp32.
+        label: Entry in the legend; None for no entry.
+    """
     if base["ci_low"] is not None:
         axes.axhspan(base["ci_low"], base["ci_high"], color=style.MUTED, alpha=0.25, linewidth=0)
     axes.axhline(base["mean"], color=style.MUTED, linewidth=1, label=label)
 
 
-def points(axes: Axes, x: Array, rows: Sequence[Fields], colour: str, label: str, size: float) -> Array:
-    """Draws means with their intervals, hollow where no kernel of the precision ran; returns the means.
+def points(axes: Axes, x: Array, rows: Sequence[Fields], color: str, label: str, size: float) -> Array:
+    """Draw means with their intervals, hollow if no kernel of the precision ran.
 
-    x: [n], where they stand. size: of a point.
+    Args:
+        axes: Panel to draw in.
+        x: Horizontal positions [n].
+        rows: The n rows.
+        color: Color of the points.
+        label: Entry in the legend.
+        size: Size of a point.
+
+    Returns:
+        The means [n].
     """
     mean, ends = whiskers(rows, "mean", "ci_low", "ci_high")
-    look: Any = {"color": colour, "markersize": size}
+    look: Any = {"color": color, "markersize": size}
     axes.errorbar(x, mean, yerr=ends, fmt="o", capsize=size / 2, elinewidth=size / 5, label=label, **look)
     hollow = [not row["measured"] for row in rows]
     axes.plot(x[hollow], mean[hollow], "o", markerfacecolor=style.PAPER, zorder=3, **look)
@@ -57,12 +81,21 @@ def points(axes: Axes, x: Array, rows: Sequence[Fields], colour: str, label: str
 
 
 def draw(
-    axes: Axes, rows: Sequence[Fields], label: Callable[[Fields], str], colours: dict[str, str], size: float = 6.0
+    axes: Axes, rows: Sequence[Fields], label: Callable[[Fields], str], colors: dict[str, str], size: float = 6.0
 ) -> list[str]:
-    """Draws means with their intervals against precision, a label's side by side with others', joined where only the
-    bits of weights differ; float formats, which have no label, are grey. Returns the precisions from left to right.
+    """Draw means with their intervals against precision; different labels are side by side.
 
-    colors: by label; labels that are new here are added. size: of a point.
+    Points that differ only in the bits of weights are joined. Float formats, which have no label, are grey.
+
+    Args:
+        axes: Panel to draw in.
+        rows: The rows.
+        label: Function that gives a row's label.
+        colors: Color by label; new labels are added.
+        size: Size of a point.
+
+    Returns:
+        The precisions from left to right.
     """
     order = sorted({row["precision"] for row in rows}, key=_width, reverse=True)
     axes.set_xticks(range(len(order)), order)
@@ -74,7 +107,7 @@ def draw(
         shift, shade = 0.0, style.MUTED
         if name != FLOATS:
             shift = SHIFT * (number - middle)
-            shade = colours.setdefault(name, style.SERIES[len(colours) % len(style.SERIES)])
+            shade = colors.setdefault(name, style.SERIES[len(colors) % len(style.SERIES)])
         x = np.array([order.index(row["precision"]) for row in members]) + shift
         mean = points(axes, x, members, shade, name, size)
         activation_bits = np.array([_width(row["precision"])[1] for row in members])
@@ -84,34 +117,36 @@ def draw(
 
 
 def _width(precision: str) -> tuple[int, int, str]:
-    """Bits of a weight and of an activation; to sort by, widest last."""
+    """Return the bits of a weight and of an activation, as a sort key with the widest last."""
     spec = QuantSpec.parse("8" if precision == MIXED else precision)
     return spec.weight_bits, FLOAT_BITS.get(precision, spec.activation_bits or 0), precision
 
 
 @style.look()
 def bits_against_return(rows: Sequence[Fields], title: str) -> Figure:
-    """Mean returns over seeds against precision, a line a method and scheme, a panel a policy, over fp32's interval.
+    """Draw mean returns over seeds against precision, with a line per method and scheme.
 
-    rows: one for every policy, method and precision, with its mean, the ends of its interval, and whether it was
-    measured on kernels of the precision, which fills its marker.
+    Each policy has a panel with fp32's interval.
+
+    Each row is one policy, method and precision. It has its mean and the ends of its interval. Its marker is filled if
+    it was measured on kernels of the precision.
     """
     agent_of = itemgetter("algo", "env_id", "source")
     agents = by((row for row in rows if row["method"] in COMPARED), agent_of)
     bases = by((row for row in rows if row["method"] == "fp32"), agent_of)
     names = {"x": "precision of the weights, in bits", "y": "return"}
     drawn, panels = style.panels(len(agents), title, height=1.9, head=0.6, columns=COLUMNS, **names)
-    colours: dict[str, str] = {}
+    colors: dict[str, str] = {}
     for axes, (agent, members) in zip(panels, agents.items(), strict=True):
         for base in bases.get(agent, ()):
             band(axes, base)
         others = [{**row, "precision": QuantSpec.parse(row["precision"]).precision} for row in members]  # w8a8 is int8
-        order = draw(axes, others, _kind, colours, POINT)
+        order = draw(axes, others, _kind, colors, POINT)
         axes.set_xticks(range(len(order)), [name.removeprefix("int") for name in order])
         several = sum(other[:2] == agent[:2] for other in agents) > 1
         style.panel_title(axes, " ".join(agent if several else agent[:2]), min(len(agents), COLUMNS))
-    if colours:
-        lines = [panels[0].plot([], [], color=colour, label=label)[0] for label, colour in colours.items()]
+    if colors:
+        lines = [panels[0].plot([], [], color=color, label=label)[0] for label, color in colors.items()]
         panels[0].legend(handles=lines)
     return drawn
 
@@ -122,17 +157,24 @@ def _kind(row: Fields) -> str:
 
 
 def thinned(rows: Sequence[Fields]) -> Sequence[Fields]:
-    """At most THINNED of them, evenly, the last one included."""
+    """Return at most THINNED rows, evenly spaced, including the last."""
     return rows[:: -max(1, -(-len(rows) // THINNED))][::-1]
 
 
 @style.look()
 def learning(points: Sequence[Fields], episodes: Sequence[Fields], against: Mapping[str, str], title: str) -> Figure:
-    """Returns against each key of `against`, which has its name, a panel each.
+    """Draw returns against each key of `against`, in a panel each.
 
-    points: evaluations with `label` and, if they have them, `mean`, `ci_low` and `ci_high`: joined where they have the
-    same label, a hollow mark where they are alone, in the color of the label up to a comma. One without a mean is a
-    moment, where a line stands. episodes: of training, by `return_mean`.
+    Args:
+        points: Evaluations with `label` and, if they have them, `mean`, `ci_low` and `ci_high`. Points with the same
+            label are joined, and a single one is a hollow mark in the color of its label up to a comma. One without a
+            mean is an event, drawn as a vertical line.
+        episodes: Training episodes, by `return_mean`.
+        against: Axis label by key.
+        title: Title of the figure.
+
+    Returns:
+        The figure.
     """
     drawn, panels = style.panels(len(against), title, height=2.3, head=0.4, y="return")
     episodes = thinned([row for row in episodes if row["return_mean"] is not None])

@@ -1,4 +1,4 @@
-"""One self-contained HTML page of a run: verdicts, table, figures, how to repeat it, where it was made."""
+"""One self-contained HTML page of a run: verdicts, table, figures, command and machine."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def write(folder: Path, figures: Sequence[tuple[str, str, Figure]], **shown: Any
     """Write report.html and the figures' images.
 
     Args:
-        folder: Where they are written.
+        folder: Folder of the files.
         figures: Name, caption and figure; a figure without a name has no image of its own.
-        shown: The rest of the page, as `render` takes it.
+        **shown: The remaining arguments of `render`.
     """
     for name, _, figure in figures:
         if name:
@@ -42,10 +42,20 @@ def render(
     figures: Sequence[tuple[str, Figure]],
     command: str,
 ) -> str:
-    """The page as HTML text: no scripts, no fonts, images or links from elsewhere; figures are inline SVG.
+    """Return the page as HTML text with inline SVG figures, without scripts, fonts, images or links from elsewhere.
 
-    facts: what was studied, by name. tables, figures: with their captions.
-    command: repeats it. It also says on what machine it was made.
+    The page also describes the machine that it was made on.
+
+    Args:
+        title: Title of the page.
+        facts: Facts about the run by name.
+        sentences: Verdicts.
+        tables: Caption and cells of each table.
+        figures: Caption and figure.
+        command: Command that repeats the run.
+
+    Returns:
+        The HTML text.
     """
     return _template("report.html.j2").render(
         terms=terms,
@@ -53,7 +63,7 @@ def render(
         facts=facts,
         sentences=sentences,
         tables=tables,
-        # with the page's own colors; matplotlib escapes the texts in them
+        # the page's own colors replace those of the style; matplotlib escapes the texts
         figures=[
             (caption, Markup(to_svg(figure).replace(INK, "currentColor").replace(PAPER, "var(--paper)")))
             for caption, figure in figures
@@ -64,7 +74,7 @@ def render(
 
 
 def fragment(table: Cells, title: str) -> str:
-    """The table alone as HTML text, which takes its colors from the page, or the notebook, that it stands in."""
+    """Return the table alone as HTML text, which takes its colors from the surrounding page or notebook."""
     macros: Any = _template("table.html.j2").module
     return str(macros.fragment(table, terms(table.kind), title))
 
@@ -82,7 +92,7 @@ def _template(name: str) -> Template:
 
 
 def _machine() -> dict[str, str]:
-    """This machine, by names of its facts."""
+    """Return the facts of this machine by name."""
     facts = machine()
     versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
     return {

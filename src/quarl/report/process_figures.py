@@ -14,7 +14,7 @@ from quarl.report.figures import thinned
 from quarl.report.schema import Fields
 
 WAIT = "waiting"
-SPENT = ("updates", "inference", "environment", "experience", "weights", "quantising", "checkpoints", "other", WAIT)
+SPENT = ("updates", "inference", "environment", "experience", "weights", "quantizing", "checkpoints", "other", WAIT)
 """Tasks of a run's processes."""
 
 
@@ -43,7 +43,7 @@ def stacked(axes: Axes, names: Sequence[str], heights: Sequence[Mapping[str, flo
 
 @style.look()
 def processes(spent: Mapping[str, Mapping[str, float]], title: str) -> Figure:
-    """Draw the seconds that each process spent on its tasks; actors wait if the learner is the bottleneck."""
+    """Seconds of each process by activity. Actors wait if the learner is the bottleneck, and it waits if they are."""
     drawn, (axes,) = style.panels(1, title, height=3.2)
     stacked(axes, [*spent], [*spent.values()], SPENT)
     axes.set_ylabel("seconds")
@@ -53,10 +53,8 @@ def processes(spent: Mapping[str, Mapping[str, float]], title: str) -> Figure:
 
 @style.look()
 def ages(rows: Sequence[Fields], title: str) -> Figure:
-    """Draw the age of the weights that chose each step, and the versions that publisher and actors are behind.
-
-    Ages are numbers of updates when the learner takes in a step, over all steps since the run started or resumed.
-    """
+    """Age in updates of the weights that chose a step when it entered replay, over all steps since the run began or
+    was resumed. Below: versions that the learner has published and the publisher or an actor has not yet received."""
     drawn, (upper, lower) = style.panels(2, title, height=1.9, head=0.4, x="training seconds", shared="x")
     rows = thinned(rows)
     seconds = [row["clock_s"] for row in rows]

@@ -1,4 +1,4 @@
-"""Figures of one policy at many precisions: what to choose, what is lost to fp32, and every episode's return."""
+"""Figures of one policy at many precisions: the choice, the loss against fp32, and every episode's return."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from quarl.report.schema import Fields
 from quarl.rows import by
 
 COSTS = {"latency_us_p50": ("latency of one call, µs (median)", 1.0), "bytes_packed": ("size, kB (packed)", 1e-3)}
-"""What a precision costs: the key, the name of its axis, and how many of the axis' units one of the key's is."""
+"""Costs of a precision: the key, the label of its axis, and the factor from the key's unit to the axis'."""
 APART = 0.075
-"""Between names of points that lie over one another, in heights of a panel; side by side: in widths."""
+"""Distance between names of overlapping points, in heights of a panel; side by side, in widths."""
 MARGINS = 4
-"""Losses are drawn to scale up to so many margins; numbers stand for those beyond."""
+"""Losses are drawn to scale up to this number of margins; larger ones are shown as numbers."""
 
 
 @style.look()
 def choice(rows: Sequence[Fields], title: str) -> Figure:
-    """What to choose: high and to the left is better. Latency is that of one observation on one thread, size that of
-    the policy with its codes packed to their bits; vertical bars are 95 % intervals of the mean. What is simulated is
-    hollow, and has no latency."""
-    base, colours = _exact(rows), _colours(rows)
+    """Return against cost: higher and further to the left is better. Latency is for one observation on one thread,
+    size for the policy with its codes packed to their bits. Vertical bars are 95 % intervals of the mean. Simulated
+    precisions are hollow and have no latency."""
+    base, colors = _exact(rows), _colors(rows)
     drawn, panels = style.panels(2, title, height=2.8, y=_returns(base))
     for axes, (key, (name, unit)) in zip(panels, COSTS.items(), strict=True):
         priced = [{**row, "cost": row[key] * unit} for row in rows if row["measured"] or key != "latency_us_p50"]
         band(axes, base, "fp32, 95 % interval shaded")
         _margin(axes, base, base["mean"])
         for scheme, members in by(priced, _scheme).items():
-            points(axes, np.array([row["cost"] for row in members]), members, colours[scheme], scheme, 6.0)
+            points(axes, np.array([row["cost"] for row in members]), members, colors[scheme], scheme, 6.0)
         best: list[tuple[float, float]] = []
         for cost, loss in sorted((row["cost"], -row["mean"]) for row in priced):
             if not best or -loss > best[-1][1]:
@@ -49,30 +49,30 @@ def choice(rows: Sequence[Fields], title: str) -> Figure:
         axes.margins(x=0.15, y=0.12)
         axes.set_xlim(left=0)
         axes.set_xlabel(name)
-        _name(axes, priced, colours)
+        _name(axes, priced, colors)
     panels[1].legend(loc="best")
     if simulated := dict.fromkeys(row["precision"] for row in rows if not row["measured"]):
         style.panel_title(panels[0], f"simulated, so without a latency: {', '.join(simulated)}", 1)
     return drawn
 
 
-def _name(axes: Axes, rows: Sequence[Fields], colours: dict[str, str]) -> None:
-    """Writes names beside points, moved down where they would hide one another; limits are set."""
+def _name(axes: Axes, rows: Sequence[Fields], colors: dict[str, str]) -> None:
+    """Write names beside points, and move them down if they would overlap; the limits must be set."""
     placed: list[tuple[float, float]] = []
     for row in sorted(rows, key=itemgetter("mean"), reverse=True):
         across, up = axes.transLimits.transform((row["cost"], row["mean"]))
         height = min([up, *(other - APART for beside, other in placed if abs(beside - across) < 1.5 * APART)])
         place, line = (across + 0.025, height), {"arrowstyle": "-", "color": style.MUTED, "linewidth": 0.5}
-        look: Any = {"va": "center", "fontsize": 8.5, "color": colours[_scheme(row)]}
+        look: Any = {"va": "center", "fontsize": 8.5, "color": colors[_scheme(row)]}
         axes.annotate(row["precision"], (across, up), place, "axes fraction", "axes fraction", line, **look)
         placed.append((across, height))
 
 
 @style.look()
 def difference(rows: Sequence[Fields], title: str) -> Figure:
-    """What the verdicts are made of: returns less those of fp32 from the same starts, their mean and its 95 %
-    interval. All of it above the dashed line: non-inferior; all of it below: inferior; 0 outside of it: differs beyond
-    noise. Numbers stand for means that are further down."""
+    """The data of the verdicts: returns minus those of fp32 from the same starts, with their mean and its 95 %
+    interval. An interval above the dashed line means non-inferior, one below it inferior; one without 0 differs
+    beyond noise. Means further down are shown as numbers."""
     base = _exact(rows)
     keys = {"mean": "difference", "ci_low": "difference_low", "ci_high": "difference_high"}
     others = [{**row, **{key: row[name] for key, name in keys.items()}} for row in rows if row is not base]
@@ -82,7 +82,7 @@ def difference(rows: Sequence[Fields], title: str) -> Figure:
     ends = [row[key] for row in others for key in keys if row[key] is not None]
     low, high = max(min([*ends, margin]), MARGINS * margin) * 1.25, max([*ends, -margin]) * 1.1 or 1.0
     axes.axhspan(low, margin, color=style.SERIES[5], alpha=0.1, linewidth=0, label="inferior: all of an interval here")
-    order = draw(axes, others, _scheme, _colours(rows))
+    order = draw(axes, others, _scheme, _colors(rows))
     for row in others:
         if row["mean"] < low:
             place = order.index(row["precision"]), low
@@ -95,17 +95,17 @@ def difference(rows: Sequence[Fields], title: str) -> Figure:
 
 @style.look()
 def sweet_spot(rows: Sequence[Fields], title: str) -> Figure:
-    """Return at each precision: the mean with its 95 % interval, and every episode a dot to the right of it. Hollow
-    points are simulated in float."""
-    base, colours = _exact(rows), _colours(rows)
+    """Return at each precision: the mean with its 95 % interval, and a dot to the right of it for every episode.
+    Hollow points are simulated in float."""
+    base, colors = _exact(rows), _colors(rows)
     drawn, (axes,) = style.panels(1, height=3.4)
     band(axes, base, "fp32, 95 % interval shaded")
     _margin(axes, base, base["mean"])
-    order = draw(axes, rows, _scheme, colours)
+    order = draw(axes, rows, _scheme, colors)
     for row in rows:
-        number = max([*colours].index(_scheme(row)), 1)
+        number = max([*colors].index(_scheme(row)), 1)
         aside = SHIFT * (number + np.arange(len(row["returns"])) * 0.618 % 1)  # the golden ratio spreads evenly
-        look: Any = {"color": colours[_scheme(row)], "markersize": 2, "alpha": 0.6, "markeredgewidth": 0}
+        look: Any = {"color": colors[_scheme(row)], "markersize": 2, "alpha": 0.6, "markeredgewidth": 0}
         axes.plot(order.index(row["precision"]) + aside, row["returns"], "o", zorder=1, **look)
     axes.set(xlabel="precision of the weights", ylabel=_returns(base), title=title)
     axes.legend(loc="best")
@@ -117,16 +117,16 @@ FIGURES = {
     "difference": (difference, "difference to fp32"),
     "sweetspot": (sweet_spot, "return at each precision"),
 }
-"""By the names of their files, with what their titles say; their docstrings are their captions."""
+"""Figures by file name, with the subjects of their titles; their docstrings are their captions."""
 
 
 def _scheme(row: Fields) -> str:
-    """What points are colored by."""
+    """Return the group that determines a point's color."""
     return FLOATS if row["precision"] in FLOAT_BITS else f"scheme: {row['scheme']}"
 
 
-def _colours(rows: Sequence[Fields]) -> dict[str, str]:
-    """Of the float formats and each scheme, in that order."""
+def _colors(rows: Sequence[Fields]) -> dict[str, str]:
+    """Return the colors of the float formats and each scheme, in that order."""
     schemes = [name for name in by(rows, _scheme) if name != FLOATS]
     return {FLOATS: style.MUTED, **dict(zip(schemes, cycle(style.SERIES), strict=False))}
 
@@ -140,7 +140,7 @@ def _returns(base: Fields) -> str:
 
 
 def _margin(axes: Axes, base: Fields, top: float) -> float:
-    """Draws the margin below `top`; returns where."""
+    """Draw the margin below `top` and return its height."""
     floor = top - base["margin_pct"] / 100 * abs(base["mean"])
     label = f"{base['margin_pct']:g} % below fp32, the margin"
     axes.axhline(floor, color=style.MUTED, linewidth=1, linestyle="--", label=label)

@@ -1,4 +1,4 @@
-"""What the classes of rows say of --json files and of tables: schemas, and the terms of columns."""
+"""JSON schemas and column terms from the classes of rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ JSON_TYPES |= {dict: "object", Any: "object", str: "string"}
 
 
 def schema(kind: type[Any]) -> dict[str, Any]:
-    """JSON Schema (2020-12) of a row of this kind, of `Document` or of `Energy`: every key's types and meaning."""
+    """Return the JSON Schema (2020-12) of a kind of row, with every key's types and meaning.
+
+    `Document` and `Energy` have schemas too.
+    """
     hints = get_type_hints(kind, include_extras=True)
     if issubclass(kind, Row):
         del hints["command"]
@@ -27,7 +30,7 @@ def schema(kind: type[Any]) -> dict[str, Any]:
 
 
 def terms(kind: type[Row]) -> dict[str, str]:
-    """What the headings of the columns mean, in the words of the fields that they show, where these have any."""
+    """Return the meanings of column headings from the docstrings of the fields that they show, if these have any."""
     hints, keys = get_type_hints(kind, include_extras=True), schema(kind)["properties"]
     shown = {name: column for name, hint in hints.items() for column in extras(hint, Column)}
     meanings = {}
@@ -38,14 +41,14 @@ def terms(kind: type[Row]) -> dict[str, str]:
 
 
 def extras(hint: Any, kind: type[Any]) -> list[Any]:
-    """What of this kind stands beside a type in Annotated."""
+    """Return the extras of this kind beside a type in Annotated."""
     return [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, kind)]
 
 
 def _types(hint: Any) -> list[str]:
-    """What JSON calls the types of values."""
+    """Return the JSON names of the types of values."""
     if hasattr(hint, "__metadata__") or get_origin(hint) is NotRequired:
         return _types(get_args(hint)[0])
     if isinstance(hint, UnionType):
         return [name for each in get_args(hint) for name in _types(each)]
-    return [JSON_TYPES.get(get_origin(hint) or hint, "string")]  # else one of several words
+    return [JSON_TYPES.get(get_origin(hint) or hint, "string")]  # the others are one of several words

@@ -1,4 +1,4 @@
-"""What a --json file holds: the document around the rows that a verb prints (docs/reference/json.md)."""
+"""The --json file: the document around the rows that a command prints (docs/reference/json.md)."""
 
 from __future__ import annotations
 
@@ -18,47 +18,56 @@ from quarl.machine import machine
 from quarl.rows import Row
 
 SCHEMA = 1
-"""Raised when a key is taken away or changes its meaning."""
+"""Schema version; increased if a key is removed or changes its meaning."""
 Fields = Mapping[str, Any]
-"""A row as JSON has it."""
+"""A row with plain JSON values."""
 
 
 class About(TypedDict, total=False):
-    """What rows are of; null where a verb has no such thing."""
+    """The subject of the rows; null if a command has no such thing."""
 
     model: str | None
     algo: str | None
     env_id: str | None
     seed: int | None
     statistics: str | None
-    """In words, with which file the agent's observations are normalized, or that none does."""
+    """The source of the statistics that normalize the agent's observations, in words, or that there is none."""
 
 
 class Told(About, total=False):
-    """With what the run cost, where it was measured."""
+    """The subject of the rows and the cost of the run, if it was measured."""
 
     energy: Energy | None
 
 
 class Document(About):
-    """What a --json file holds; `energy` only where it was measured."""
+    """Contents of a --json file; `energy` is present only if it was measured."""
 
     command: str
-    """The verb, and what kind of rows these are."""
+    """The command, and the kind of these rows."""
     schema: int
-    """Version of this description."""
+    """Version of this schema."""
     quarl: str
-    """Version that wrote the document."""
+    """Version of QuaRL that wrote the document."""
     machine: dict[str, Any]
-    """That it was written on: processor, memory, system, versions of packages, commit."""
+    """The machine that wrote it: processor, memory, system, versions of packages, commit."""
     date: str
-    """When it was written, in UTC."""
+    """Time of writing in UTC."""
     energy: NotRequired[dict[str, Any]]
     rows: list[Fields]
 
 
 def document(kind: type[Row], rows: Sequence[Row | Fields], **told: Unpack[Told]) -> Document:
-    """What a --json file holds of rows of a kind; numbers that JSON cannot write (NaN, infinity) become null."""
+    """Return the document for rows of a kind; numbers that JSON cannot represent (NaN, infinity) become null.
+
+    Args:
+        kind: Class of the rows.
+        rows: Rows, as objects or fields.
+        **told: Subject of the rows, and energy.
+
+    Returns:
+        The contents of a --json file.
+    """
     energy = told.pop("energy", None)
     written: Any = {
         "command": kind.command,
@@ -75,17 +84,17 @@ def document(kind: type[Row], rows: Sequence[Row | Fields], **told: Unpack[Told]
 
 
 def fields(rows: Sequence[Row | Fields]) -> list[Fields]:
-    """Rows as JSON has them: plain values, None where it has no number."""
+    """Return rows as JSON values; a number that JSON cannot represent becomes None."""
     return [_plain(asdict(row) if isinstance(row, Row) else row) for row in rows]
 
 
 def write(document: Document, file: Path) -> None:
-    """Writes the document, whole or not at all."""
+    """Write the document, completely or not at all."""
     write_bytes(to_text(document).encode(), file)
 
 
 def to_text(document: Document) -> str:
-    """The document as JSON text, one row a line, so that two runs can be compared line by line."""
+    """Return the document as JSON text, one row per line, so that two runs can be compared line by line."""
     head = {key: value for key, value in document.items() if key != "rows"}
     fields = [f'  "{key}": {json.dumps(value)}' for key, value in head.items()]
     rows = ",\n".join(f"    {json.dumps(row, allow_nan=False)}" for row in document["rows"])
@@ -94,12 +103,12 @@ def to_text(document: Document) -> str:
 
 @cache
 def _machine() -> dict[str, Any]:
-    """This machine, which stays the same; the document has a date of its own."""
+    """Return the facts of this machine, which do not change; the document has its own date."""
     return {name: fact for name, fact in machine().items() if name != "date"}
 
 
 def _plain(value: Any) -> Any:
-    """The value without numpy's types and tuples; numbers that JSON has no word for become None."""
+    """Return the value without numpy's types and tuples; NaN and infinity become None."""
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""How every figure looks: one set of colors and sizes, readable on light and dark pages."""
+"""The style of every figure: one set of colors and sizes, readable on light and dark pages."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from quarl.errors import short
 from quarl.files import write_bytes
 
 INK = "#24292e"
-"""Text and axes. A page replaces it with its own text color, so it is used for nothing else."""
+"""Text and axes; a page replaces this color with its own text color, so it has no other use."""
 PAPER = "#ffffff"
-"""Inside of hollow markers. A page replaces it with its own background."""
+"""Inside of hollow markers; a page replaces it with its own background."""
 WIDTH = 6.0
-"""Inches of a figure: on a page 460 pixels wide its letters have the size that they are given here."""
+"""Width of a figure in inches: on a page 460 pixels wide, letters have the size given here."""
 SERIES = ("#2f7ed8", "#e8793a", "#2a9d6f", "#b35fc4", "#c9a227", "#d1495b", "#6c8ebf", "#8c6d4f", "#5aa5a8")
-"""Mid-tones: at least 3:1 against white and against near-black."""
+"""Mid-tones with a contrast of at least 3:1 against white and against near-black."""
 MUTED = "#8b949e"
 BARS = SERIES[0]
 LEVELS = SERIES[1]
 MAX_TEXT = 160
-"""Characters of a line of any text."""
+"""Largest number of characters in a line of text."""
 PANEL_CHARACTERS = {1: 84, 2: 34, 3: 22}
-"""That fit over a panel of a figure with so many columns."""
+"""Characters that fit over a panel, by the number of columns in the figure."""
 
 RC: Mapping[str, Any] = {
     "axes.edgecolor": INK,
@@ -60,7 +60,7 @@ RC: Mapping[str, Any] = {
     "svg.fonttype": "none",  # text stays text: small, searchable, in the page's font
     "svg.hashsalt": "quarl",  # equal rows make equal files
     "text.color": INK,
-    "text.parse_math": False,  # names out of files may hold dollar signs
+    "text.parse_math": False,  # names from files may contain dollar signs
     "xtick.color": INK,
     "ytick.color": INK,
 }
@@ -68,8 +68,8 @@ RC: Mapping[str, Any] = {
 
 @contextmanager
 def look() -> Iterator[None]:
-    """Figures are drawn and saved inside, or by functions that this decorates."""
-    with mpl.rc_context(cast(Any, dict(RC))):  # its stub wants the names of all 300 settings as a literal type
+    """Set the style for figures drawn and saved in the block or in a decorated function."""
+    with mpl.rc_context(cast(Any, dict(RC))):  # its stub requires a literal type of all 300 setting names
         yield
 
 
@@ -84,10 +84,20 @@ def panels(
     y: str = "",
     shared: str = "",
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with that many empty panels, at most `columns` side by side, laid out by constraints. Draw in `look()`.
+    """Return a figure with empty panels, laid out by constraints. Draw in `look()`.
 
-    height: inches of a row of panels; head: of what is around them. title, x, y: over, below and beside all of them.
-    shared: "x" or "y", the axis that all have in common.
+    Args:
+        count: Number of panels.
+        title: Title over all panels.
+        height: Height of a row of panels in inches.
+        head: Height in inches of everything around them.
+        columns: Largest number of panels side by side.
+        x: Label below all panels.
+        y: Label beside all panels.
+        shared: "x" or "y", the axis that all panels share.
+
+    Returns:
+        The figure and its panels.
     """
     columns = min(count, columns) or 1
     rows = -(-count // columns) or 1
@@ -105,20 +115,26 @@ def panels(
 
 
 def plain(axis: Axis, numbers: str = "{x:g}") -> None:
-    """Its ticks' numbers in that format: the default one is mathematics, which is off."""
+    """Format the axis' tick labels; matplotlib's default format is math text, which is off."""
     axis.set_major_formatter(StrMethodFormatter(numbers))
     axis.set_minor_formatter(NullFormatter())
 
 
 def panel_title(axes: Axes, text: str, columns: int) -> None:
-    """A title in as many lines as it needs to stay over its panel, one of `columns` side by side."""
+    """Set a title with as many lines as needed to stay within its panel.
+
+    Args:
+        axes: The panel.
+        text: Its title.
+        columns: Number of panels side by side.
+    """
     width = PANEL_CHARACTERS[columns]
     axes.set_title("\n".join(fill(short(line, 3 * width), width) for line in text.split("\n")), fontsize=8.5)
 
 
 @contextmanager
 def _shown(drawn: Figure) -> Iterator[None]:
-    """`look` for saving it: texts printable and not too long, letters that the font lacks not worth a warning."""
+    """Set the style for saving: texts printable and not too long, no warnings for letters that the font lacks."""
     for text in (artist for artist in drawn.findobj(Text) if isinstance(artist, Text)):
         text.set_text("\n".join(short(line, MAX_TEXT) for line in text.get_text().split("\n")))
     with look(), warnings.catch_warnings():
@@ -127,7 +143,7 @@ def _shown(drawn: Figure) -> Iterator[None]:
 
 
 def to_svg(drawn: Figure) -> str:
-    """The figure as an <svg> element, transparent, without metadata or a document type."""
+    """Return the figure as a transparent <svg> element, without metadata or a document type."""
     out = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with _shown(drawn):
@@ -137,7 +153,7 @@ def to_svg(drawn: Figure) -> str:
 
 
 def save(drawn: Figure, path: Path) -> None:
-    """Writes the figure as PNG or PDF, as the suffix says, whole or not at all."""
+    """Write the figure as PNG or PDF by the suffix, completely or not at all."""
     out = io.BytesIO()
     with _shown(drawn):
         drawn.savefig(out, format=os.path.splitext(path.name)[1][1:], dpi=150, facecolor="white")

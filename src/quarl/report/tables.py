@@ -19,7 +19,7 @@ from quarl.rows import Column, Row, columns
 FILE_WIDTH = 160
 """Columns of a table that goes to a file or a pipe, where nothing says how wide the reader's window is."""
 MAX_CELL = 300
-"""Characters of a cell: names out of files can be of any length. Files of rows have them whole."""
+"""Largest number of characters in a cell: names from files can have any length. Files of rows contain them in full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,10 @@ class Cells:
 
 
 def cells(kind: type[Row], rows: Sequence[Fields]) -> Cells:
-    """The table of the rows; columns in which all rows agree move to the caption where they know how to."""
+    """Return the table of the rows.
+
+    Columns with equal values in all rows move to the caption if they have a format for it.
+    """
     shown: list[Column] = []
     caption: list[str] = []
     for column in columns(kind):
@@ -56,7 +59,7 @@ def _cell(column: Column, row: Fields) -> str:
 
 
 def terminal(table: Cells, title: str) -> Table:
-    """The table for a rich console."""
+    """Return the table for a rich console."""
     drawn = Table(
         title=Text(short(title, MAX_CELL)),
         caption=Text(table.caption) if table.caption else None,
@@ -75,7 +78,7 @@ def terminal(table: Cells, title: str) -> Table:
 
 
 def to_csv(rows: Sequence[Fields]) -> str:
-    """All keys of the rows that hold one value, one row a line, numbers in full precision, empty where null."""
+    """Return all scalar keys of the rows as CSV, one row per line, numbers in full precision, empty if null."""
     names = [name for name, value in rows[0].items() if not isinstance(value, list)]
     out = io.StringIO()
     writer = csv.DictWriter(out, fieldnames=names, extrasaction="ignore", lineterminator="\n")
@@ -85,7 +88,7 @@ def to_csv(rows: Sequence[Fields]) -> str:
 
 
 def to_markdown(table: Cells, heading: str) -> str:
-    """The table under its heading, its caption below."""
+    """Return the table under its heading, with its caption below."""
     heads = [column.heading or " " for column in table.columns]
     rules = [":---" if column.left else "---:" for column in table.columns]
     lines = [_line(heads), _line(rules), *(_line(row) for row in table.rows)]
@@ -94,7 +97,7 @@ def to_markdown(table: Cells, heading: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """The text where Markdown would make markup, links or columns of it."""
+    """Escape the parts of the text that Markdown would read as markup, links or columns."""
     plain = (
         html.escape("\n".join(map(printable, text.split("\n"))), quote=False).replace("|", "\\|").replace("`", "\\`")
     )

@@ -1,4 +1,4 @@
-"""Figures of weights: where those of each layer lie between a quantizer's levels, and those of several models."""
+"""Figures of weights: those of each layer between a quantizer's levels, and those of several models."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from quarl.report import style
 
 MAX_LAYERS = 8
 MAX_MODELS = 12
-"""Layers and models that are drawn; the rest is in the rows."""
+"""Largest numbers of layers and models in a figure; the rows contain all."""
 NAMES: Mapping[str, Any] = {"x": "weight", "y": "number of weights"}
 
 
 @style.look()
 def weight_distribution(layers: Sequence[Layer], title: str) -> Figure:
-    """One panel a layer: log histogram of the float weights over the levels that the quantizer offers them."""
+    """Draw a panel per layer: a log histogram of the float weights over the quantizer's levels."""
     shown = layers[:MAX_LAYERS]
     left_out = f" (first {len(shown)} of {len(layers)} layers)" if len(layers) > len(shown) else ""
     columns = min(len(shown), 2)
@@ -35,9 +35,9 @@ def weight_distribution(layers: Sequence[Layer], title: str) -> Figure:
         _histogram(axes, row.histogram, style.BARS, caption, columns)
         levels = layer.grid[(layer.grid >= edges[0]) & (layer.grid <= edges[-1])]
         if levels.size:
-            # as many lines as the panel has pixels would be a block of color
+            # many lines would fill the panel
             width = float(np.clip(60 / levels.size, 0.25, 1.2))
-            # one path with gaps, not a path a level: a tenth of the file
+            # one path with gaps instead of a path per level makes a tenth of the file
             x, y = np.repeat(levels, 3), np.tile([0.0, 1.0, np.nan], levels.size)
             axes.plot(x, y, transform=axes.get_xaxis_transform(), color=style.LEVELS, alpha=0.6, linewidth=width)
         axes.xaxis.set_major_locator(MaxNLocator(6))
@@ -46,23 +46,23 @@ def weight_distribution(layers: Sequence[Layer], title: str) -> Figure:
 
 @style.look()
 def weights_of_models(models: Sequence[ModelRow], title: str) -> Figure:
-    """One panel a model: log histogram of all its weights over a bar from the least to the greatest."""
+    """Draw a panel per model: a log histogram of all its weights over a bar from the smallest to the largest."""
     shown = models[:MAX_MODELS]
     left_out = f" (first {len(shown)} of {len(models)})" if len(models) > len(shown) else ""
     low, high = min(model.min for model in shown), max(model.max for model in shown)
     margin = 0.03 * (high - low) or 1.0
     drawn, panels = style.panels(len(shown), f"{title}{left_out}", height=1.45, head=0.7, shared="x", **NAMES)
-    for axes, model, colour in zip(panels, shown, cycle(style.SERIES), strict=False):
+    for axes, model, color in zip(panels, shown, cycle(style.SERIES), strict=False):
         spread = f", largest {model.spread:.1f} standard deviations" if model.spread is not None else ""
         caption = f"{model.model}: {number(model.min)} to {number(model.max)}{spread}, {_noise(model.sqnr_db)}"
-        _histogram(axes, model.histogram, colour, caption, 1)
-        axes.axvspan(model.min, model.max, color=colour, alpha=0.12, linewidth=0)
+        _histogram(axes, model.histogram, color, caption, 1)
+        axes.axvspan(model.min, model.max, color=color, alpha=0.12, linewidth=0)
         axes.set_xlim(low - margin, high + margin)
     return drawn
 
 
-def _histogram(axes: Axes, histogram: Mapping[str, Any], colour: str, caption: str, columns: int) -> None:
-    axes.stairs(histogram["counts"], histogram["edges"], fill=True, color=colour, alpha=0.85)
+def _histogram(axes: Axes, histogram: Mapping[str, Any], color: str, caption: str, columns: int) -> None:
+    axes.stairs(histogram["counts"], histogram["edges"], fill=True, color=color, alpha=0.85)
     axes.set_yscale("log")
     style.plain(axes.yaxis, "{x:,.0f}")
     style.panel_title(axes, caption, columns)

@@ -1,7 +1,7 @@
-"""The training callback: what happens between two rollouts of a learner, and what ends them.
+"""The training callback, which runs between two rollouts of a learner and ends its training.
 
-There weights, clocks and replay agree, so there is where it evaluates and saves, and where a diverged run stops. Both
-stop the training clock.
+Between rollouts weights, clocks and replay agree. There it evaluates, saves, and stops a run that has diverged.
+Evaluations and checkpoints pause the training clock.
 """
 
 from __future__ import annotations
@@ -24,20 +24,23 @@ from quarl.runs.evaluator import BestEvaluator
 from quarl.runs.tracking import record_evaluation
 
 SHOWN_S = 0.1
-"""Between two looks at the progress bar."""
+"""Seconds between two updates of the progress bar."""
 ROWS = 200
-"""Of metrics, in a whole run, besides those at evaluations and checkpoints."""
+"""Rows of metrics in a whole run, besides those at evaluations and checkpoints."""
 Progress = Callable[[str, int], None]
 
 
 class Stopped(Exception):
-    """A signal or the end of a stretch asked for an end; the model is in a state that can be saved."""
+    """A signal or the end of a stretch stopped training; the model can be saved in its present state."""
 
 
 class TrainingCallback(BaseCallback):
-    """Evaluates every `eval_freq` and saves every `save_freq` environment steps, at the next end of a rollout.
+    """A callback that evaluates and saves at the end of a rollout.
 
-    Where that takes more than `save_minutes` it saves before; in between an on-policy learner has learnt nothing new.
+    It evaluates every `eval_freq` and saves every `save_freq` environment steps.
+
+    If a rollout takes longer than `save_minutes`, it saves earlier. An on-policy learner has learned nothing new in
+    between.
     """
 
     def __init__(
@@ -52,9 +55,17 @@ class TrainingCallback(BaseCallback):
         keep: Callable[[dict[str, Any]], None] | None = None,
         one_stretch: bool = False,
     ) -> None:
-        """clock_s, update_s: of training, and of updates in it, before this run. keep: takes rows of metrics.
+        """Prepare the callback.
 
-        one_stretch: end where the first checkpoint would be saved, which is one by steps: the clock decides nothing.
+        Args:
+            evaluator: Plays the evaluations.
+            checkpointer: Writes the checkpoints.
+            interrupts: The signals received so far.
+            progress: Called with a label and the number of new environment steps.
+            clock_s: Training time before this session in seconds.
+            update_s: Part of `clock_s` that was spent in updates.
+            keep: Receives each row of metrics; None drops them.
+            one_stretch: Stop at the first checkpoint by steps; checkpoints by the clock are off.
         """
         super().__init__()
         self.evaluator, self.checkpointer = evaluator, checkpointer
@@ -71,14 +82,14 @@ class TrainingCallback(BaseCallback):
 
     @property
     def clock_s(self) -> float:
-        """Seconds of training, without evaluations and checkpoints."""
+        """Return the training time in seconds, without evaluations and checkpoints."""
         return self.clock_before + time.perf_counter() - self.started - self.paused_s
 
     def _on_training_start(self) -> None:
         self.shown_steps = self.rollout_steps = self.recorded = self.model.num_timesteps
         self.next_evaluation = self._next(self.eval_freq)
         self.next_save = self._next(self.save_freq)
-        if self.checkpointer.newest is None:  # there is always something sound to go back to
+        if self.checkpointer.newest is None:  # guarantee an intact checkpoint to return to
             self.checkpointer.save(0.0)
         self.started, self.paused_s = time.perf_counter(), 0.0
         self.saved = self.rollout_ended = self.started
@@ -94,7 +105,7 @@ class TrainingCallback(BaseCallback):
         self.update_s += time.perf_counter() - self.rollout_ended
         self.rollout_steps = steps = self.model.num_timesteps
         losses = (value for name, value in self.logger.name_to_value.items() if name.endswith("loss"))
-        if not all(map(math.isfinite, losses)):  # those of the last update
+        if not all(map(math.isfinite, losses)):  # losses of the last update
             raise self.checkpointer.diverged()
         if self.interrupts.number is not None:
             raise Stopped
@@ -105,9 +116,10 @@ class TrainingCallback(BaseCallback):
         if self.save_freq and steps >= self.next_save:
             self.next_save = self._next(self.save_freq)
             if self.one_stretch:
-                raise Stopped  # whoever catches it saves
+                raise Stopped  # the caller that catches this saves
             self.save()
         elif time.perf_counter() - self.saved >= self.save_s:
+            # a rollout may take longer than the time between two checkpoints
             self.save()
         if steps - self.recorded >= self.model._total_timesteps / ROWS:
             self.record()
@@ -128,18 +140,18 @@ class TrainingCallback(BaseCallback):
         return True
 
     def leave_rollout(self) -> None:
-        """Leaves out what an on-policy learner's rollout has collected: whoever goes on plays it anew."""
+        """Drop the unfinished rollout of an on-policy learner; a resumed run plays it again."""
         if isinstance(self.model, OnPolicyAlgorithm):
             self.model.num_timesteps = self.rollout_steps
 
     def show(self) -> None:
-        """Moves the progress bar."""
+        """Advance the progress bar."""
         steps = self.model.num_timesteps
         self.progress(self.label, steps - self.shown_steps)
         self.shown_steps = steps
 
     def look(self) -> None:
-        """An evaluation, off the clock; Stopped where a signal breaks it off."""
+        """Evaluate with the training clock paused; raise `Stopped` if a signal interrupts the evaluation."""
         start = time.perf_counter()
         try:
             self.checkpointer.check_finite()
@@ -150,14 +162,15 @@ class TrainingCallback(BaseCallback):
                 self.checkpointer.begin_anew()
             if looked[0] is None:
                 return
-            mean = self.evaluator.keep(self.model, *looked[0])  # whole: what is being written is not broken off
+            # files are written completely: a signal does not interrupt this
+            mean = self.evaluator.keep(self.model, *looked[0])
             self.label = f"training, return {mean:.1f}"
             record_evaluation(self.logger, looked[0][1])
         finally:
             self.paused_s += time.perf_counter() - start
 
     def save(self) -> None:
-        """A checkpoint, off the clock."""
+        """Save a checkpoint with the training clock paused."""
         start = time.perf_counter()
         self.checkpointer.check_finite()
         self.checkpointer.save(self.clock_s)
@@ -166,7 +179,7 @@ class TrainingCallback(BaseCallback):
         self.record()
 
     def record(self) -> None:
-        """A row of metrics: where the run stands, and what its last 100 episodes of training came to."""
+        """Write a row of metrics: steps, clocks, and the mean return of the last 100 training episodes."""
         if self.keep is None or self.model.num_timesteps == self.recorded:
             return
         self.recorded = self.model.num_timesteps

@@ -1,9 +1,9 @@
-"""Checkpoints of a learner: everything that it needs to go on, bit for bit, in one file per checkpoint.
+"""Checkpoints of a learner: its complete state, restored bit for bit, in one file per checkpoint.
 
     checkpoint-0000012000.safetensors      networks, targets, optimizers, clocks, generators, replay; named by updates
 
-Nothing in them is executed: there are arrays and JSON values, and every one is checked against the model that it is to
-be put into. Killed at any moment, disk full or bits flipped: the newest sound one loads.
+Nothing in a checkpoint is executed: it holds arrays and JSON values, each checked against the model that receives it.
+After a kill, a full disk or flipped bits, the newest intact checkpoint loads.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ REPLAY, RANDOM = "replay/", "random/"
 
 
 class Replay(Protocol):
-    """A buffer whose contents, generator included, can be saved."""
+    """A buffer whose contents, including its random generator, can be saved."""
 
     def state(self) -> dict[str, Array]:
-        """Everything it holds, as arrays."""
+        """Return the complete contents as arrays."""
 
     def load_state(self, state: dict[str, Array]) -> None:
-        """The inverse; copies."""
+        """Restore contents returned by `state`, as copies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What `load_latest` found; verified, and not yet in any model."""
+    """A verified checkpoint that no model has loaded yet; `load_latest` returns it."""
 
     path: Path
     updates: int
     state: dict[str, Any]
-    """What the caller of `save` gave."""
+    """JSON values that the caller passed to `save`."""
     has_replay: bool
     warnings: tuple[str, ...]
     """One line for each newer checkpoint that is damaged."""
@@ -59,18 +59,31 @@ class Checkpoint:
 
     @property
     def timesteps(self) -> int:
-        """Environment steps that its learner had made."""
+        """Return the number of environment steps of its learner."""
         return int(self.facts["counters"]["num_timesteps"])
 
 
 def save(
     folder: Path, model: BaseAlgorithm, state: Mapping[str, Any], *, replay: Replay | None = None, keep: int = 2
 ) -> Path:
-    """The file that now holds model, generators, the caller's JSON values and, if given, the replay's contents.
+    """Write a checkpoint with model, random generators, the caller's JSON values and, if given, the replay's contents.
 
-    Checkpoints beyond the `keep` newest are removed afterwards, and so are those of more updates than this one: the
-    run went back to before them. Raises CheckpointError where the disk refuses, QuarlError where a weight is not
-    finite; either way the folder's checkpoints are as before.
+    Afterwards checkpoints beyond the `keep` newest are removed. So are those with more updates than this one, because
+    the run went back to a state before them. If it fails, the folder's checkpoints do not change.
+
+    Args:
+        folder: Folder of the run's checkpoints.
+        model: Learner to save.
+        state: JSON values to save with it.
+        replay: Buffer whose contents are saved; None saves no replay.
+        keep: Number of checkpoints that remain, at least 1.
+
+    Returns:
+        The path of the new checkpoint.
+
+    Raises:
+        CheckpointError: The file cannot be written.
+        QuarlError: A weight is NaN or infinite.
     """
     assert keep >= 1
     facts, arrays = checkpoint_model.take(model)
@@ -82,13 +95,24 @@ def save(
     checkpoint_file.write(path, everything, {**arrays, **generators, **contents})
     for number, (count, old) in enumerate(_checkpoints(folder, up_to=updates)):
         if number >= keep or count > updates:
-            with contextlib.suppress(OSError):  # the new one is safe; the next save tries again
+            with contextlib.suppress(OSError):  # the new checkpoint is on disk; the next save tries again
                 old.unlink()
     return path
 
 
 def load_latest(folder: Path) -> Checkpoint:
-    """The newest sound checkpoint; NothingSavedError where there is none, QuarlError where it is of a newer QuaRL."""
+    """Return the newest intact checkpoint.
+
+    Args:
+        folder: Folder of the run's checkpoints.
+
+    Returns:
+        The checkpoint, with one warning for each newer one that is damaged.
+
+    Raises:
+        NothingSavedError: The folder has no intact checkpoint.
+        QuarlError: The newest one was written by a newer QuaRL.
+    """
     warnings: list[str] = []
     for _, path in _checkpoints(folder):
         try:
@@ -105,7 +129,7 @@ def load_latest(folder: Path) -> Checkpoint:
         except DamagedError as error:
             warnings.append(f"{path} is damaged ({error}); going back to the checkpoint before it")
         except checkpoint_model.MALFORMED:
-            warnings.append(f"{path} is no checkpoint of ours; going back to the one before it")
+            warnings.append(f"{path} is not a QuaRL checkpoint; going back to the one before it")
     if warnings:
         raise NothingSavedError(
             f"all {len(warnings)} checkpoints in {folder} are damaged; start again in another folder, or without these"
@@ -117,7 +141,10 @@ def load_latest(folder: Path) -> Checkpoint:
 
 @contextlib.contextmanager
 def sound() -> Iterator[None]:
-    """What a checkpoint with right checksums and wrong contents raises, as one line; it decorates too."""
+    """Raise one-line errors for a checkpoint with valid checksums and malformed contents.
+
+    Also usable as a decorator.
+    """
     try:
         yield
     except checkpoint_model.MALFORMED as error:
@@ -128,9 +155,15 @@ def sound() -> Iterator[None]:
 
 
 def restore(checkpoint: Checkpoint, model: BaseAlgorithm, replay: Replay | None = None) -> None:
-    """Puts the checkpoint into the model, the process's random generators and, where both are there, the replay.
+    """Restore the checkpoint into the model, the process's random generators and, if both exist, the replay.
 
-    Raises QuarlError, with the model as it was, where algorithm, environment or networks differ.
+    Args:
+        checkpoint: Checkpoint to restore.
+        model: Model that receives it; unchanged if this fails.
+        replay: Buffer that receives the saved replay; None leaves the replay out.
+
+    Raises:
+        QuarlError: Algorithm, environment or networks differ.
     """
     facts, arrays = checkpoint.facts, checkpoint.arrays
     contents = {name.removeprefix(REPLAY): array for name, array in arrays.items() if name.startswith(REPLAY)}
@@ -147,7 +180,10 @@ def restore(checkpoint: Checkpoint, model: BaseAlgorithm, replay: Replay | None 
 
 
 def take_random(model: BaseAlgorithm) -> tuple[dict[str, Any], dict[str, Array]]:
-    """JSON values and arrays: the global generators of Python, numpy and torch, and the action space's."""
+    """Return the states of all random generators, as JSON values and arrays.
+
+    They are the global generators of Python, numpy and torch, and the action space's.
+    """
     arrays = {f"{RANDOM}torch": torch.get_rng_state().numpy()}
     if model.device.type == "cuda":
         arrays[f"{RANDOM}cuda"] = torch.cuda.get_rng_state(model.device).numpy()
@@ -160,7 +196,7 @@ def take_random(model: BaseAlgorithm) -> tuple[dict[str, Any], dict[str, Array]]
 
 
 def give_random(model: BaseAlgorithm, facts: dict[str, Any], arrays: Mapping[str, Array]) -> None:
-    """Continues every generator's sequence where `take_random` saw it."""
+    """Restore every generator to the state that `take_random` saved."""
     version, words, gauss = facts["python"]
     random.setstate((version, tuple(words), gauss))
     np.random.set_state(_numpy_state(facts["numpy"]))
@@ -171,19 +207,30 @@ def give_random(model: BaseAlgorithm, facts: dict[str, Any], arrays: Mapping[str
 
 
 def _numpy_state(value: Any) -> Any:
-    """A bit generator's state as numpy wants it; JSON made lists of its arrays."""
+    """Return a bit generator's state in numpy's form; JSON turned its arrays into lists."""
     if isinstance(value, dict):
         return {key: _numpy_state(entry) for key, entry in value.items()}
     return np.array(value, np.uint64) if isinstance(value, list) else value
 
 
 def export(folder: Path, model: BaseAlgorithm, name: str = "model.zip", *, exclude: Iterable[str] = ()) -> Path:
-    """The zip in the folder, in Stable-Baselines3's own format: `type(model).load` reads it.
+    """Write the model's zip in Stable-Baselines3's own format, which `type(model).load` reads.
 
-    exclude: attributes of the model that are not its own. Raises as `save` does.
+    Args:
+        folder: Folder that receives the zip.
+        model: Model to export.
+        name: File name of the zip.
+        exclude: Attributes that training added to the model.
+
+    Returns:
+        The path of the zip.
+
+    Raises:
+        CheckpointError: The file cannot be written.
+        QuarlError: A weight is NaN or infinite.
     """
-    checkpoint_model.take(model)  # refuses NaN and infinity
-    buffer = io.BytesIO()  # zipfile cannot be left half written when the disk is full
+    checkpoint_model.take(model)  # raises on NaN and infinity
+    buffer = io.BytesIO()  # written to memory first: a full disk must not leave half a zip
     model.save(buffer, exclude=exclude)
     path = folder / name
     with checkpoint_file.replacing(path) as file:
@@ -192,14 +239,14 @@ def export(folder: Path, model: BaseAlgorithm, name: str = "model.zip", *, exclu
 
 
 def export_statistics(path: Path, model: BaseAlgorithm) -> None:
-    """The model's VecNormalize, as its own `save` pickles it; no file where it has none."""
+    """Pickle the model's VecNormalize as its own `save` does; write no file if it has none."""
     if (wrapper := model.get_vec_normalize_env()) is not None:
         with checkpoint_file.replacing(path) as file:
             files.put(file, pickle.dumps(wrapper))
 
 
 def _checkpoints(folder: Path, up_to: int | None = None) -> list[tuple[int, Path]]:
-    """(updates, path), newest first; with `up_to`, those beyond it come last."""
+    """Return (updates, path) of each checkpoint, newest first; those beyond `up_to` come last."""
     matches = (NAME.fullmatch(path.name) for path in folder.glob("checkpoint-*"))
     numbered = [(int(match[1]), folder / match[0]) for match in matches if match]
     return sorted(numbered, key=lambda entry: (up_to is None or entry[0] <= up_to, entry[0]), reverse=True)

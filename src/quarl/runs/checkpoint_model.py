@@ -1,4 +1,4 @@
-"""What a Stable-Baselines3 model is made of, as arrays and JSON values, and the way back."""
+"""Conversion of a Stable-Baselines3 model into arrays and JSON values, and back."""
 
 from __future__ import annotations
 
@@ -26,13 +26,16 @@ COUNTERS = (
     "_total_timesteps",
     "_num_timesteps_at_start",
 )
-"""SB3's clocks, as far as an algorithm has them; schedules are functions of these."""
+"""Stable-Baselines3's clocks, as far as an algorithm has them; schedules are functions of these."""
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
-"""What numbers that no learner wrote raise on their way into one."""
+"""Exceptions that values not written by a learner raise while they are restored."""
 
 
 def identity(model: BaseAlgorithm) -> dict[str, str | None]:
-    """What must agree before weights are worth comparing: algorithm, spaces and, where known, the environment's id."""
+    """Return the facts that must agree before weights are compared.
+
+    They are the algorithm, the spaces and, if known, the environment's id.
+    """
     spec = next(iter(model.env.get_attr("spec")), None) if model.env is not None else None
     return {
         "algorithm": type(model).__name__,
@@ -43,7 +46,10 @@ def identity(model: BaseAlgorithm) -> dict[str, str | None]:
 
 
 def take(model: BaseAlgorithm) -> tuple[Facts, dict[str, Array]]:
-    """JSON values and arrays (views of the model where it lives in main memory); refuses NaN and infinity by layer."""
+    """Return JSON values and arrays of the model; raise QuarlError naming the layer if a weight is NaN or infinite.
+
+    The arrays are views if the model is in main memory.
+    """
     tensors = _tensors(model)
     optimizers: Facts = {}
     for name, optimizer in _optimizers(model):
@@ -68,13 +74,23 @@ def take(model: BaseAlgorithm) -> tuple[Facts, dict[str, Array]]:
 
 
 def check(model: BaseAlgorithm, facts: Facts, arrays: Mapping[str, Array]) -> None:
-    """Raises QuarlError, saying what differs, where `give` could not restore these into this model."""
+    """Check that `give` can restore these values into this model.
+
+    Args:
+        model: Model that would receive the values.
+        facts: JSON values returned by `take`.
+        arrays: Arrays returned by `take`.
+
+    Raises:
+        QuarlError: They do not fit; the message names the first difference.
+    """
     for what, here in identity(model).items():
         there = facts["identity"][what]
         if there != here and (what != "environment" or None not in (there, here)):
             raise QuarlError(
                 f"its {what} is {there} and this run's is {here}; resume with the options of the first run"
             )
+    # networks, tensors and statistics first: their names are known before the first update
     optimizers = dict(_optimizers(model))
     saved = {name: array for name, array in arrays.items() if name.partition("/")[0] not in optimizers}
     if differs := difference(saved, _tensors(model)):
@@ -84,24 +100,33 @@ def check(model: BaseAlgorithm, facts: Facts, arrays: Mapping[str, Array]) -> No
             "resume with the options of the first run, such as --net-arch"
         )
     if facts["optimizers"].keys() != optimizers.keys():
-        raise QuarlError(f"its optimisers are {list(facts['optimizers'])} and this run's are {list(optimizers)}")
+        raise QuarlError(f"its optimizers are {list(facts['optimizers'])} and this run's are {list(optimizers)}")
     for name, optimizer in optimizers.items():
         _check_optimizer(name, optimizer, facts["optimizers"][name], arrays)
 
 
 def give(model: BaseAlgorithm, facts: Facts, arrays: Mapping[str, Array]) -> None:
-    """Puts everything back that `take` took; call `check` first."""
+    """Restore all values returned by `take`; call `check` first.
+
+    Args:
+        model: Model that receives the values.
+        facts: JSON values returned by `take`.
+        arrays: Arrays returned by `take`.
+    """
+    # networks
     for name, module in _modules(model):
         module.load_state_dict({key: torch.from_numpy(a) for key, a in _below(name, arrays)})
+    # optimizers, whose state exists only after the first update
     for name, optimizer in _optimizers(model):
         saved = facts["optimizers"][name]
         state: dict[int, Facts] = {int(index): dict(numbers) for index, numbers in saved["numbers"].items()}
         for key, array in _below(name, arrays):
             index, _, entry = key.partition("/")
-            # a copy: the optimizer keeps what it is given, and these bytes are the file's
+            # a copy: the optimizer keeps the tensor, and these bytes are the mapped file
             state.setdefault(int(index), {})[entry] = torch.from_numpy(array.copy())
         groups = _groups(optimizer, saved)
         optimizer.load_state_dict({"state": state, "param_groups": groups})
+    # single tensors, statistics of VecNormalize, clocks
     with torch.no_grad():
         for name in model._get_torch_save_params()[1]:
             attrgetter(name)(model).copy_(torch.from_numpy(arrays[f"tensor/{name}"]))
@@ -115,7 +140,8 @@ def give(model: BaseAlgorithm, facts: Facts, arrays: Mapping[str, Array]) -> Non
 
 
 def difference(saved: Mapping[str, Any], present: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """(name, dtype and shape there and here) of the first array or tensor that differs in these; None: they fit."""
+    """Return (name, dtype and shape in `saved`, the same in `present`) of the first array that differs; None if all
+    fit."""
     for name in sorted({*saved, *present}):
         there, here = (
             f"{arrays[name].dtype} {tuple(arrays[name].shape)}".removeprefix("torch.") if name in arrays else "missing"
@@ -141,7 +167,7 @@ def _optimizers(model: BaseAlgorithm) -> Iterator[tuple[str, torch.optim.Optimiz
 
 
 def _statistics(model: BaseAlgorithm) -> Iterator[tuple[str, RunningMeanStd]]:
-    """VecNormalize's, where the model has it."""
+    """Yield VecNormalize's statistics if the model has it."""
     for name in ("obs_rms", "ret_rms"):
         statistics = getattr(model.get_vec_normalize_env(), name, None)
         if isinstance(statistics, RunningMeanStd):
@@ -151,7 +177,7 @@ def _statistics(model: BaseAlgorithm) -> Iterator[tuple[str, RunningMeanStd]]:
 
 
 def _tensors(model: BaseAlgorithm) -> dict[str, torch.Tensor]:
-    """Everything but the optimizers' state, whose names appear with the first update."""
+    """Return all tensors except the optimizers' state, whose names appear with the first update."""
     tensors = {f"{name}/{key}": value for name, module in _modules(model) for key, value in module.state_dict().items()}
     tensors |= {f"tensor/{name}": attrgetter(name)(model) for name in model._get_torch_save_params()[1]}
     for name, statistics in _statistics(model):
@@ -169,14 +195,16 @@ def _array(name: str, tensor: torch.Tensor) -> Array:
 
 
 def not_finite(model: BaseAlgorithm) -> str | None:
-    """The name of the first parameter that is not finite; None where all are."""
+    """Return the name of the first parameter that is not finite; None if all are finite."""
     named = model.policy.named_parameters()
     return next((name for name, parameter in named if not torch.isfinite(parameter).all()), None)
 
 
 def suspect(model: BaseAlgorithm) -> str:
-    """The first parameter that is not finite; else the loss, which was not, beside the parameter with the largest
-    numbers."""
+    """Return the probable origin of a number that is not finite.
+
+    It is the first such parameter. If there is none, it is the loss, with the parameter that has the largest numbers.
+    """
     if (layer := not_finite(model)) is not None:
         return layer
     largest, _ = max(model.policy.named_parameters(), key=lambda named: float(named[1].detach().abs().max()))
@@ -187,7 +215,8 @@ def _check_finite(model: BaseAlgorithm, tensors: Mapping[str, torch.Tensor]) -> 
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.numel():
             continue
-        if not all(map(torch.isfinite, torch.aminmax(tensor.detach()))):  # keeps NaN, and makes no tensor as large
+        # NaN propagates, and no second tensor of that size is allocated
+        if not all(map(torch.isfinite, torch.aminmax(tensor.detach()))):
             raise QuarlError(
                 f"{_readable(model, name)} holds NaN or infinity at update {model._n_updates}; nothing was saved, "
                 "lower the learning rate"
@@ -195,7 +224,7 @@ def _check_finite(model: BaseAlgorithm, tensors: Mapping[str, torch.Tensor]) -> 
 
 
 def _readable(model: BaseAlgorithm, name: str) -> str:
-    """The layer's name, also where `name` is of an optimizer's state and numbers the parameters."""
+    """Return the layer's name, even if `name` belongs to an optimizer's state, which numbers the parameters."""
     root, _, rest = name.partition("/")
     optimizer = dict(_optimizers(model)).get(root)
     if optimizer is None:
@@ -231,7 +260,7 @@ def _check_optimizer(name: str, optimizer: torch.optim.Optimizer, saved: Facts, 
 
 
 def _groups(optimizer: torch.optim.Optimizer, saved: Facts) -> list[Facts]:
-    """The optimizer's groups with the saved numbers; those of another release that this torch lacks are left out."""
+    """Return the optimizer's groups with the saved numbers, except those that this release of torch lacks."""
     groups: list[Facts] = optimizer.state_dict()["param_groups"]
     for group, numbers in zip(groups, saved["groups"], strict=True):
         group |= {key: _like(group[key], numbers[key]) for key in numbers.keys() & group.keys() - {"params"}}
@@ -239,7 +268,7 @@ def _groups(optimizer: torch.optim.Optimizer, saved: Facts) -> list[Facts]:
 
 
 def _like(present: Any, saved: Any) -> Any:
-    """The saved value, if it is of the present one's kind: a number, a tuple of as many numbers, or a choice."""
+    """Return the saved value if it is of the present one's kind: a number, a tuple of as many numbers, or a choice."""
     if isinstance(present, tuple):
         return tuple(_like(a, b) for a, b in zip(present, saved, strict=True))
     fits = isinstance(saved, int | float) or saved is None

@@ -1,4 +1,4 @@
-"""The checkpointer of a run: what it saves of its learner, and what it goes on from."""
+"""The checkpointer of a run, which saves its learner and restores it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Diverged(QuarlError):
 
 
 class Checkpointer:
-    """One run's checkpoints: networks, optimizers, clocks, generators, statistics and, off-policy, replay."""
+    """Checkpoints of one run: networks, optimizers, clocks, generators, statistics and, off-policy, replay."""
 
     def __init__(
         self,
@@ -38,11 +38,19 @@ class Checkpointer:
         *,
         saves_replay: bool = True,
     ) -> None:
-        """folder: asked for when there is something to write. replay: the model's; None on-policy."""
+        """Prepare the checkpoints.
+
+        Args:
+            model: Learner to save.
+            folder: Returns the run's folder; called when there is something to write.
+            say: Receives warnings, one line each.
+            replay: The model's replay; None for an on-policy learner.
+            saves_replay: Save the replay's contents too.
+        """
         self.model, self._folder, self._say, self._replay = model, folder, say, replay
         self._saves_replay = saves_replay
         self.newest: Path | None = None
-        """The last checkpoint that was written or gone on from."""
+        """The last checkpoint that was written or restored."""
         self._files = Dispensable(say, checkpoint.CheckpointError)
 
     def save(self, clock_s: float, *, last: bool = False, **state: Any) -> bool:
@@ -68,7 +76,11 @@ class Checkpointer:
         self.newest = checkpoint.save(self._folder().path, self.model, state, replay=replay)
 
     def load(self) -> checkpoint.Checkpoint:
-        """The newest sound one; those that are damaged are said. QuarlError where the learner trains for other bits."""
+        """Return the newest intact checkpoint and print a warning for each damaged one.
+
+        Raises:
+            QuarlError: The learner trains for other precisions than the checkpoint's.
+        """
         newest = checkpoint.load_latest(self._folder().path)
         for warning in newest.warnings:
             self._say(warning)
@@ -80,52 +92,59 @@ class Checkpointer:
 
     @checkpoint.sound()
     def resume(self) -> float:
-        """Everything from the newest sound checkpoint; the training clock there."""
+        """Restore the newest intact checkpoint and return its training clock in seconds."""
         newest = self.load()
         checkpoint.restore(newest, self.model, self._replay)
         self._go_on(newest)
         return float(newest.state["clock_s"])
 
     def _go_on(self, newest: checkpoint.Checkpoint) -> None:
-        """What else goes on, once the model is as it was."""
+        """Restore the rest of the run after the model; subclasses override this."""
 
     def check_finite(self) -> None:
-        """Raises Diverged where a weight is NaN or infinite."""
+        """Raise `Diverged` if a weight is NaN or infinite."""
         if checkpoint_model.not_finite(self.model) is not None:
             raise self.diverged()
 
     def diverged(self) -> Diverged:
-        """What to raise, naming the layer and the last checkpoint."""
+        """Return the exception to raise, which names the layer and the last checkpoint."""
         layer = checkpoint_model.suspect(self.model)
         what = f"training diverged: {layer} was not finite after update {self.model._n_updates:,}"
         if self.newest is None:
             return Diverged(f"{what}; use a smaller --params learning_rate")
         return Diverged(
-            f"{what}; the last good checkpoint is {self.newest}: go on from it with --resume and a smaller "
+            f"{what}; the last good checkpoint is {self.newest}: continue from it with --resume and a smaller "
             "--params learning_rate"
         )
 
 
 class AgentCheckpointer(Checkpointer):
-    """Checkpoints of `quarl train`, each with the agent as it is then."""
+    """Checkpoints of `quarl train`, each with the agent of that time."""
 
     def __init__(
         self, model: BaseAlgorithm, folder: Callable[[], RunFolder], say: Callable[[str], None], seed: int
     ) -> None:
-        """seed: of the run."""
+        """Prepare the checkpoints of `quarl train`.
+
+        Args:
+            model: Learner to save.
+            folder: Returns the run's folder; called when there is something to write.
+            say: Receives warnings, one line each.
+            seed: Seed of the run.
+        """
         buffer = getattr(model, "replay_buffer", None)
         super().__init__(model, folder, say, None if buffer is None else StoredReplay(buffer))
         self._seed = seed
 
     def _write(self, state: Mapping[str, Any]) -> None:
-        self._folder().write_agent(self.model)  # before the checkpoint: without an agent, a run has not ended
+        self._folder().write_agent(self.model)  # before the checkpoint: without an agent, a run is not complete
         super()._write(state)
 
     def _go_on(self, newest: checkpoint.Checkpoint) -> None:
         self._begin_episodes()
 
     def begin_anew(self) -> None:
-        """New episodes in the middle of training, as Stable-Baselines3 begins the first ones."""
+        """Begin new episodes in the middle of training, as Stable-Baselines3 begins the first ones."""
         model = self.model
         self._begin_episodes()
         assert model.env is not None
@@ -135,7 +154,7 @@ class AgentCheckpointer(Checkpointer):
             model._last_original_obs = model._vec_normalize_env.get_original_obs()
 
     def _begin_episodes(self) -> None:
-        """What was played has ended, and environments, whose state is not saved, get seeds of their own."""
+        """End the current episodes and give the environments new seeds, because their state is not saved."""
         if isinstance(self._replay, StoredReplay):
             self._replay.end_episodes()
         assert self.model.env is not None
@@ -148,15 +167,16 @@ CURSOR = "cursor"
 NAMES = ("frames", "begins", "stacks")
 NEXT_NAMES = ("jumps", "next_stacks")
 CHUNK = 256
-"""Rows that are compared at a time: their truth values stay small."""
+"""Rows compared at a time, so that the boolean results stay small."""
 
 
 class StoredReplay:
-    """A buffer that can be saved: its filled rows [T, N, ...], and where it writes next.
+    """A buffer that can be saved: its filled rows [T, N, ...] and its write position.
 
-    Stacked frames are saved once each: 0.7 GB instead of the 5.6 that 100,000 steps of an Atari game fill, and exactly
-    the same images back. A stack of four frames shares three of them with the stack before it, and the next observation
-    mostly follows a step. Both are looked for in the numbers themselves, so that all others are kept whole.
+    Each stacked frame is saved once: 100,000 steps of an Atari game take 0.7 GB instead of 5.6 GB, and the same images
+    are restored exactly. A stack of four frames shares three of them with the stack before it, and the next observation
+    is usually the following step's. The arrays are compared to find both, and stacks that do not overlap are kept
+    complete.
 
     Samples are drawn with numpy's global generator, which is in every checkpoint.
     """
@@ -165,7 +185,7 @@ class StoredReplay:
         self.buffer = buffer
 
     def state(self) -> dict[str, Array]:
-        """The filled rows by field, and the cursor; views, but for stacked frames."""
+        """Return the filled rows by field, and the cursor; all but stacked frames are views."""
         buffer = self.buffer
         rows = self._fields(self._rows(buffer.pos, buffer.full))
         packed = pack(rows["observations"], rows.get("next_observations"))
@@ -174,7 +194,7 @@ class StoredReplay:
         return {**rows, CURSOR: np.array([buffer.pos, buffer.full], np.int64)}
 
     def load_state(self, state: dict[str, Array]) -> None:
-        """The inverse; copies. QuarlError where the rows are none of this buffer's."""
+        """Restore contents returned by `state`, as copies; raise QuarlError if the rows do not fit this buffer."""
         buffer = self.buffer
         pos, full = (int(number) for number in state[CURSOR])
         num_rows, room = len(state["actions"]), buffer.buffer_size
@@ -196,39 +216,48 @@ class StoredReplay:
         buffer.pos, buffer.full = pos, bool(full)
 
     def end_episodes(self) -> None:
-        """Marks the newest row as the last of its episodes: what comes next has not followed from it."""
+        """Mark the newest row as the last of its episodes, because the next row does not follow from it."""
         buffer = self.buffer
         if not (buffer.pos or buffer.full):
             return
         newest = (buffer.pos - 1) % buffer.buffer_size
-        if buffer.optimize_memory_usage:  # the next row will overwrite what followed: there is nothing to bootstrap on
+        # the next row overwrites the observation that followed, so nothing is left to bootstrap on
+        if buffer.optimize_memory_usage:
             buffer.dones[newest] = 1.0
         else:
             buffer.timeouts[newest] = np.maximum(buffer.timeouts[newest], 1.0 - buffer.dones[newest])
 
     def _fields(self, rows: int) -> dict[str, Array]:
-        """Views of the first rows."""
+        """Return views of the first rows."""
         return {name: getattr(self.buffer, name)[:rows] for name in FIELDS if hasattr(self.buffer, name)}
 
     def _rows(self, pos: int, full: bool) -> int:
-        """Rows that hold something; where observations are stored once, the next one is among them."""
+        """Return the number of filled rows; with memory-optimized storage, the next observation is one of them."""
         if full:
             return self.buffer.buffer_size
         return min(pos + int(self.buffer.optimize_memory_usage), self.buffer.buffer_size)
 
 
 def pack(observations: Array, following: Array | None) -> dict[str, Array] | None:
-    """The stacks [T, N, S, H, W] and those that followed them, in fewer bytes; None where there is little to save.
+    """Return stacks of frames in fewer bytes; None if little can be saved.
 
-    frames [T, N, H, W]: the newest of each stack. begins [T, N]: where a stack does not continue the one before; these
-    are in stacks [K, S, H, W]. jumps, next_stacks: the same for the following ones, where there are any.
+    frames [T, N, H, W] holds the newest frame of each stack. begins [T, N] marks stacks that do not continue the one
+    before; those are in stacks [K, S, H, W]. jumps and next_stacks are the same for the following stacks, if there are
+    any.
+
+    Args:
+        observations: Stacks [T, N, S, H, W] in uint8.
+        following: Stacks that followed them, of the same shape; None if the buffer does not store them.
+
+    Returns:
+        The packed arrays by name, or None.
     """
     if observations.ndim != 5 or observations.dtype != np.uint8 or observations.shape[2] < 2 or not len(observations):
         return None
     begins, jumps = np.ones((2, *observations.shape[:2]), bool)
-    # where a stack is not the one before, moved on by a frame
+    # stacks that differ from the one before, shifted by one frame
     begins[1:] = _differ(observations[1:, :, :-1], observations[:-1, :, 1:])
-    # where what followed is not the observation, moved on by the newest frame of the next one
+    # following stacks that differ from the observation, shifted by the newest frame of the next one
     if following is not None:
         jumps[:-1] = _differ(following[:-1, :, :-1], observations[:-1, :, 1:])
         jumps[:-1] |= _differ(following[:-1, :, -1], observations[1:, :, -1])
@@ -245,7 +274,16 @@ def pack(observations: Array, following: Array | None) -> dict[str, Array] | Non
 
 
 def unpack(packed: Mapping[str, Array], observations: Array, following: Array | None) -> None:
-    """The inverse of `pack`, into arrays of the same shapes; QuarlError where the parts do not fit them."""
+    """Restore the arrays that `pack` packed.
+
+    Args:
+        packed: Arrays returned by `pack`.
+        observations: Array [T, N, S, H, W] that receives the stacks.
+        following: Array of the same shape that receives the following stacks; None if there are none.
+
+    Raises:
+        QuarlError: The packed arrays do not fit these shapes.
+    """
     _check(packed, observations.shape, has_following=following is not None)
     frames, begins, stacks = (packed[name] for name in NAMES)
     ends = begins.sum(axis=1).cumsum()
@@ -261,7 +299,7 @@ def unpack(packed: Mapping[str, Array], observations: Array, following: Array | 
 
 
 def _differ(stacks: Array, others: Array) -> Array:
-    """bool [T, N]: where the two [T, N, ...] are not equal."""
+    """Return bool [T, N]: True for the entries of the two [T, N, ...] that differ."""
     chunks = (slice(start, start + CHUNK) for start in range(0, len(stacks), CHUNK))
     axes = tuple(range(2, stacks.ndim))
     return np.concatenate([np.zeros((0, stacks.shape[1]), bool), *((stacks[c] != others[c]).any(axes) for c in chunks)])

@@ -1,4 +1,4 @@
-"""The evaluator of a run: plays episodes with what its learner would act with, and keeps the best agent."""
+"""The evaluator of a run, which plays episodes with the learner's policy and keeps the best agent."""
 
 from __future__ import annotations
 
@@ -32,31 +32,34 @@ from quarl.runs.folder import RunFolder
 
 NUMBERS = ("mean", "std", "ci_low", "ci_high", "returns")
 COMPARED = ("mean", "ci_low", "ci_high", "measured", "returns")
-"""Of the last evaluation, and of the integers in it."""
+"""Fields of the last evaluation that rows also have for the integers."""
 
 
 class Evaluator:
-    """Plays the episodes of one run's evaluations."""
+    """Player of the episodes in one run's evaluations."""
 
     def __init__(self, config: LearnerOptions, say: Callable[[str], None]) -> None:
         self.config, self._say, self._files = config, say, Dispensable(say)
 
     def play(self, policy: QuantizedPolicy, **settings: Any) -> Evaluation:
-        """Play the episodes, and again in new environments if one raises; settings: keywords of `evaluate`."""
+        """Play the episodes; if an environment raises, play them once more in new environments.
+
+        `settings` are keywords of `evaluate`.
+        """
         try:
             return evaluate(policy, **settings)
-        except Exception as error:  # whatever a simulator raises
+        except Exception as error:  # simulators raise exceptions of any type
             if isinstance(error, QuarlError) and not isinstance(error, BrokenEnvironmentError):
                 raise
-            self._say(f"an evaluation begins again ({in_one_line(error)})")
+            self._say(f"an evaluation restarts ({in_one_line(error)})")
             return evaluate(policy, **settings)
 
 
 class BestEvaluator(Evaluator):
-    """Evaluations of `quarl train`, in order, of which the best agent is kept.
+    """Evaluations of `quarl train` in order; the best agent is kept.
 
-    Running evaluations all play the same development episodes, so that they compare; the last word has episodes that
-    nothing was chosen by. Nothing that training draws is drawn here.
+    All running evaluations play the same development episodes, so their returns are comparable. The last evaluation has
+    fresh episodes that no choice was based on. Evaluations draw from none of training's random generators.
     """
 
     config: TrainConfig
@@ -64,40 +67,58 @@ class BestEvaluator(Evaluator):
     def __init__(
         self, config: TrainConfig, environment: Environment, folder: Callable[[], RunFolder], say: Callable[[str], None]
     ) -> None:
-        """folder: asked for when there is something to write."""
+        """Prepare the evaluations.
+
+        Args:
+            config: Options of the run.
+            environment: Environment in which episodes are played.
+            folder: Returns the run's folder; called when there is something to write.
+            say: Receives warnings, one line each.
+        """
         super().__init__(config, say)
         self.environment, self._folder, self._best_files = environment, folder, Dispensable(say)
         self.entries: list[tuple[int, Array, Array]] = []
         """Environment steps, returns and lengths of each evaluation."""
         self.best: tuple[bool, float, int] | None = None
-        """(in integers, mean return, environment steps) of the best agent so far, which is the one in the folder. What
-        was trained with quantization is better than anything before: the run is for that."""
+        """(has integers, mean return, environment steps) of the best agent so far, which is the one in the folder.
+
+        An agent trained with quantization ranks above every earlier one: it is the purpose of the run.
+        """
         self.learners: gymnasium.Env[Any, Any] | None = None
-        """The learner's environment while it lives, to play in where no second one can be made beside it."""
+        """The learner's environment, to play in if no second one can be made while it is open."""
         self._is_alone: bool | None = None
 
     def resume(self, timesteps: int) -> None:
-        """Goes on behind the evaluations up to that step; what was best after it is in the folder, and stays so."""
+        """Continue after the evaluations up to that step; the best agent in the folder stays, even if it is newer."""
         self.entries = [entry for entry in self._folder().read_evaluations() if entry[0] <= timesteps]
         self.best = self._folder().read_best()
 
     def look(self, model: BaseAlgorithm) -> tuple[QuantizedPolicy, Evaluation] | None:
-        """The episodes that the model plays now, for `keep`.
+        """Play the evaluation episodes with the present model and return the policy and its evaluation, for `keep`.
 
-        None where an environment raised and raised again: that costs the evaluation and not the run.
+        Return None if an environment raised twice: the evaluation is skipped and the run continues.
         """
         with undisturbed(model):
             policy = self.integers(model) if qat.is_ready(model) else self.exact(model)
             try:
                 played = self._play(policy, "development")
-            except Exception as error:  # whatever a simulator raises
+            except Exception as error:  # simulators raise exceptions of any type
                 steps = model.num_timesteps
-                self._say(f"the evaluation after {steps:,} steps is left out ({in_one_line(error)}); training goes on")
+                self._say(f"skipped the evaluation after {steps:,} steps ({in_one_line(error)}); training continues")
                 return None
         return policy, played
 
     def keep(self, model: BaseAlgorithm, policy: QuantizedPolicy, played: Evaluation) -> float:
-        """The mean return; evaluations.npz and, where it is the best so far, best_model.zip are written."""
+        """Write evaluations.npz and, if the agent is the best so far, best_model.zip.
+
+        Args:
+            model: Model that was evaluated.
+            policy: The policy that played.
+            played: Its evaluation.
+
+        Returns:
+            The mean return.
+        """
         self.entries.append((model.num_timesteps, played.returns, played.lengths))
         folder, mean = self._folder(), float(played.returns.mean())
         self._files.write(lambda: folder.write_evaluations(self.entries))
@@ -105,18 +126,26 @@ class BestEvaluator(Evaluator):
         if not self._improves(ready, mean, model.num_timesteps):
             return mean
         if not self._best_files.write(lambda: folder.write_best(model, mean, policy if ready else None)):
-            self.best = None  # the next that can be written is
+            self.best = None  # the next agent that can be written becomes the best
         return mean
 
     def _improves(self, quantised: bool, mean: float, step: int) -> bool:
-        """Whether the agent at `step` is the best so far, which it is from then on."""
+        """Return True, and remember the agent at `step` as the best, if it is the best so far."""
         if self.best is not None and (quantised, mean) <= self.best[:2]:
             return False
         self.best = quantised, mean, step
         return True
 
     def conclude(self, model: BaseAlgorithm, integers: QuantizedPolicy | None) -> dict[str, Any]:
-        """Return of the float policy, and of the integers it was trained for, on the same fresh episodes."""
+        """Evaluate the float policy, and the integers it was trained for, on the same fresh episodes.
+
+        Args:
+            model: The trained model.
+            integers: The policy in integers; None without quantization-aware training.
+
+        Returns:
+            The evaluation's columns of the run's row.
+        """
         if not self.config.eval_episodes:
             return {"episodes": 0, **dict.fromkeys(NUMBERS), **dict.fromkeys(f"{name}_quantised" for name in COMPARED)}
         with undisturbed(model):
@@ -128,17 +157,17 @@ class BestEvaluator(Evaluator):
         return {**summary, **{f"{name}_quantised": compared.get(name) for name in COMPARED}}
 
     def exact(self, model: BaseAlgorithm) -> QuantizedPolicy:
-        """The float32 policy."""
+        """Return the float32 policy."""
         return quantize(self._at_home(from_model(model)), EXACT)
 
     def integers(self, model: BaseAlgorithm) -> QuantizedPolicy:
-        """The policy on the grids that it was trained with."""
+        """Return the policy on the grids that it was trained with."""
         policy = self._at_home(qat.quantized_policy(model))
         assert isinstance(policy, QuantizedPolicy)
         return policy
 
     def _at_home(self, policy: Policy) -> Policy:
-        """The policy, knowing how its environment is made."""
+        """Return the policy with the environment of this run in its provenance."""
         environment = self.environment
         home = replace(
             policy.provenance,
@@ -161,17 +190,17 @@ class BestEvaluator(Evaluator):
 
     @property
     def has_borrowed(self) -> bool:
-        """Whether evaluations are played in the learner's environment, which has another state then."""
+        """True if evaluations are played in the learner's environment, which has another state afterwards."""
         return self.learners is not None and self._is_alone is True
 
     def _borrowed(self, policy: Policy) -> gymnasium.Env[Any, Any] | None:
-        """The learner's environment where no second one can be made beside it, which the first evaluation finds out."""
+        """Return the learner's environment if no second one can be made; the first evaluation tries to make one."""
         if self.learners is not None and self._is_alone is None:
             try:
                 with held(partial(self.environment.make_for, policy)) as env:
                     env.reset(seed=episode_seed("probe", self.config.seed, 0))
                 self._is_alone = False
-            except RAISED as error:  # whatever a simulator raises
+            except RAISED as error:  # simulators raise exceptions of any type
                 self._is_alone = True
                 alone = f"no second environment can be made ({in_one_line(error)})"
                 self._say(f"{alone}: evaluations are played in the learner's, whose episodes they end")
@@ -180,7 +209,7 @@ class BestEvaluator(Evaluator):
 
 @contextlib.contextmanager
 def undisturbed(model: BaseAlgorithm) -> Iterator[None]:
-    """Whatever is drawn inside: the process's generators go on where they were."""
+    """Restore the process's random generators after the block."""
     facts, arrays = take_random(model)
     try:
         yield

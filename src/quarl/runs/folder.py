@@ -1,13 +1,13 @@
-"""One run's folder: of `quarl train` in the zoo's layout, by which its own scripts and QuaRL's readers find an agent.
+"""The folder of one run. `quarl train` uses the zoo's layout, in which its scripts and QuaRL's readers find an agent.
 
 logs/ppo/CartPole-v1_1/CartPole-v1.zip        the newest agent        best_model.zip    the best in evaluations
                       /CartPole-v1.quarl      in integers (QAT)       best_model_vecnormalize.pkl   its statistics
                       /CartPole-v1/config.yml, args.yml, vecnormalize.pkl
-                      /checkpoint-0000000620.safetensors              best_model.yml  when and how good it was
+                      /checkpoint-0000000620.safetensors              best_model.yml  its mean return and steps
                       /command.txt                                    evaluations.npz   as EvalCallback writes it
                       /report.html, curve.png                         metrics.jsonl   return and clock over the steps
 
-Of `quarl actorq` it is the one that -o names: model.zip and args.yml lie beside the checkpoints.
+`quarl actorq` writes to the folder of -o: model.zip and args.yml are beside the checkpoints.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from quarl.readers.statistics import own_statistics
 from quarl.runs import checkpoint
 
 ATTEMPTS = 100
-"""Runs that may take a number in the moment before we do."""
+"""Attempts to take the next free number, which other runs may take first."""
 BEST = "best_model"
 PATCHED = ("train", "_sample_action", CLOCK)
-"""Attributes that training puts on a model, which are not saved with it."""
+"""Attributes that training adds to a model and that are not saved with it."""
 
 
 class RunFolder:
-    """The files of one run; every one appears whole or not at all."""
+    """The files of one run; each appears complete or not at all."""
 
     def __init__(self, path: Path, env_id: str | None = None) -> None:
-        """env_id: of a run in the zoo's layout."""
+        """Name the files; env_id: environment of a run in the zoo's layout, None for another folder."""
         self.path = path
         name = "model" if env_id is None else find.folder_name(env_id)
         self.settings = path if env_id is None else path / name
@@ -57,7 +57,19 @@ class RunFolder:
 
     @classmethod
     def new(cls, folder: Path, algo: str, env_id: str) -> RunFolder:
-        """The run with the next free number."""
+        """Make the folder of a new run with the next free number.
+
+        Args:
+            folder: Folder of all logs.
+            algo: Algorithm of the run.
+            env_id: Environment of the run.
+
+        Returns:
+            The run's folder.
+
+        Raises:
+            QuarlError: The folder cannot be made.
+        """
         runs = folder / algo
         try:
             runs.mkdir(parents=True, exist_ok=True)
@@ -65,18 +77,30 @@ class RunFolder:
             for path in (runs / f"{find.folder_name(env_id)}_{number + k}" for k in range(ATTEMPTS)):
                 try:
                     path.mkdir()
-                except FileExistsError:  # another run has just taken it
+                except FileExistsError:  # another run has taken the number
                     continue
                 run = cls(path, env_id)
                 run.settings.mkdir()
                 return run
         except OSError as error:
             raise QuarlError(f"cannot write to {folder}: {error.strerror}; choose another with -f") from None
-        raise QuarlError(f"{runs} gets runs faster than one can be made; choose another folder with -f")
+        raise QuarlError(f"cannot make a run in {runs}: other runs took its number each time; choose another with -f")
 
     @classmethod
     def latest(cls, folder: Path, algo: str, env_id: str) -> RunFolder:
-        """The newest run; NothingSavedError where there is none, or where it has no checkpoint."""
+        """Return the newest run.
+
+        Args:
+            folder: Folder of all logs.
+            algo: Algorithm of the run.
+            env_id: Environment of the run.
+
+        Returns:
+            The run's folder, which has at least one checkpoint.
+
+        Raises:
+            NothingSavedError: There is no run, or the newest one has no checkpoint.
+        """
         runs = folder / algo
         numbered = find.numbered_runs(runs, env_id)
         if not numbered:
@@ -87,9 +111,12 @@ class RunFolder:
         return run
 
     def describe(self, config: LearnerOptions, written: Mapping[str, Any] | None = None, **options: Any) -> None:
-        """Writes args.yml and, of a new run, command.txt, which repeats it.
+        """Write args.yml and, for a new run, command.txt, which repeats it.
 
-        written: hyper-parameters that are no options, for config.yml. options: in place of the configuration's.
+        Args:
+            config: Options of the run.
+            written: Hyper-parameters for config.yml, which are not options.
+            **options: Values that replace those of `config`.
         """
         if not config.resume:
             write_bytes(config.command_line().encode() + b"\n", self.path / "command.txt")
@@ -101,18 +128,29 @@ class RunFolder:
         write_bytes(yaml.safe_dump(plain(dict(values)), sort_keys=True).encode(), path)
 
     def checkpoints(self) -> list[str]:
-        """Names of those that are there, oldest first."""
+        """Return the names of the existing checkpoints, oldest first."""
         return sorted(path.name for path in self.path.glob("checkpoint-*"))
 
     def read_args(self) -> dict[str, Any]:
-        """The options, by their names in the verb's configuration."""
+        """Return the options by their names in the command's configuration."""
         return read_yaml(self.options)
 
     def write_agent(self, model: BaseAlgorithm, name: str | None = None, exclude: Sequence[str] = ()) -> Path:
-        """The model's zip, with its observation statistics beside it; raises as `checkpoint.save` does.
+        """Write the model's zip and its observation statistics beside it.
 
-        An agent of another name has statistics of its own, which move on no more while the run does.
-        exclude: attributes of the model that are not its own.
+        An agent under another name has its own statistics, which stay fixed while the run continues.
+
+        Args:
+            model: Model to write.
+            name: File name of the zip; None for the newest agent's.
+            exclude: Attributes that training added to the model.
+
+        Returns:
+            The path of the zip.
+
+        Raises:
+            CheckpointError: The file cannot be written.
+            QuarlError: A weight is NaN or infinite.
         """
         path = checkpoint.export(self.path, model, name or self.agent.name, exclude=(*PATCHED, *exclude))
         if self.settings != self.path:
@@ -122,7 +160,13 @@ class RunFolder:
         return path
 
     def write_best(self, model: BaseAlgorithm, mean: float, integers: QuantizedPolicy | None) -> None:
-        """Write the best agent, then its record. If the process is killed between the two, the agent has no record."""
+        """Write the best agent, then its record. If the process is killed between the two, the agent has no record.
+
+        Args:
+            model: The best agent's model.
+            mean: Its mean return.
+            integers: Its policy in integers, if it was trained with quantization.
+        """
         facts, quantised = self.path / f"{BEST}.yml", self.path / f"{BEST}.quarl"
         facts.unlink(missing_ok=True)
         self.write_agent(model, f"{BEST}.zip")
@@ -132,7 +176,7 @@ class RunFolder:
         self._write_yaml({"mean": mean, "timesteps": model.num_timesteps, "quantised": integers is not None}, facts)
 
     def read_best(self) -> tuple[bool, float, int] | None:
-        """Whether there are integers, mean return and steps of what `write_best` wrote; None: not known."""
+        """Return (has integers, mean return, environment steps) from `write_best`; None if they are unknown."""
         path = self.path / f"{BEST}.yml"
         if not path.exists():
             return None
@@ -143,18 +187,21 @@ class RunFolder:
             raise QuarlError(f"{path} is malformed; remove the file to resume without it") from None
 
     def write_integers(self, policy: QuantizedPolicy, name: str | None = None) -> None:
-        """The policy that quantization-aware training was for."""
+        """Write the policy that quantization-aware training produced."""
         artifact.write(policy, self.path / (name or self.integers.name))
 
     def write_evaluations(self, entries: Sequence[tuple[int, Array, Array]]) -> None:
-        """evaluations.npz, of steps, returns and lengths: timesteps [K], results and ep_lengths [K, episodes]."""
+        """Write evaluations.npz from steps, returns and lengths.
+
+        The arrays are timesteps [K], results and ep_lengths [K, episodes].
+        """
         timesteps, returns, lengths = (np.array(column) for column in zip(*entries, strict=True))
         buffer = io.BytesIO()
         np.savez(buffer, timesteps=timesteps, results=returns, ep_lengths=lengths)
         write_bytes(buffer.getvalue(), self.path / "evaluations.npz")
 
     def read_evaluations(self) -> list[tuple[int, Array, Array]]:
-        """What `write_evaluations` wrote; empty where it has not yet."""
+        """Return the entries from `write_evaluations`; an empty list if there is no file yet."""
         path = self.path / "evaluations.npz"
         if not path.exists():
             return []
@@ -163,6 +210,6 @@ class RunFolder:
             steps, returns, lengths = arrays["timesteps"], arrays["results"], arrays["ep_lengths"]
             if steps.ndim == 1:
                 return list(zip(steps.tolist(), returns, lengths, strict=True))
-        except (KeyError, TypeError, ValueError):  # an array is missing, is a single number or of another length
+        except (KeyError, TypeError, ValueError):  # an array is missing, is a scalar or has another length
             pass
         raise QuarlError(f"{path} is malformed; remove the file to resume without it")

@@ -1,7 +1,8 @@
-"""Hyper-parameters of a run, each resolved once: what is typed, over the resumed run's, the agent's or the tuned ones.
+"""Hyper-parameters of a run, each resolved once.
 
-As a config.yml spells them they are interpreted: what a learner and its environments are made of.
-Everything in them is data. Schedules and noise are made from numbers, and a class is one of those that stand here.
+Typed values take precedence over those of the resumed run, of the agent, and over the tuned ones. They are interpreted
+as in the zoo's config.yml, which describes how a learner and its environments are made.
+All of them are data: schedules and noise are built from numbers, and classes come from the lists in this module.
 """
 
 from __future__ import annotations
@@ -34,33 +35,34 @@ MAX_ENVIRONMENTS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a learner and its environments are made, and how long it learns."""
+    """Construction of a learner and its environments, and the length of training."""
 
     n_timesteps: int
     n_envs: int
     policy: str | None
-    """None: by the kind of observation."""
+    """Policy class; None selects one by the kind of observation."""
     environment: EnvironmentOptions
-    """How environments are made."""
+    """Options of the environments."""
     normalize: Mapping[str, Any] | None
-    """Arguments of VecNormalize; None: no normalization."""
+    """Arguments of VecNormalize; None disables normalization."""
     noise: tuple[str, float] | None
     """Kind and standard deviation of the noise on actions, scaled to [-1, 1]."""
     arguments: Mapping[str, Any]
-    """Everything else, for the learner's constructor."""
+    """All other arguments of the learner's constructor."""
 
 
 class RunOptions:
-    """Everything that a run is told, each thing once. Files have been read, and none written."""
+    """All options of a run, each resolved once. Files have been read and none written."""
 
     def __init__(self, config: TrainConfig, say: Callable[[str], None]) -> None:
-        """say: hears what was chosen for the user."""
+        """Resolve the options; `say` receives a line for each choice made for the user."""
         typed, given = Environment.typed_by_user(config.env), config.hyperparameters()
         path, atari = config.trained_agent, is_atari(typed.env_id)
         self.agent = None if path is None else TrainedAgent(path, config.algo, config.normalize, config.frame_stack)
         self.folder = RunFolder.latest(config.folder, config.algo, typed.env_id) if config.resume else None
-        """That of a run which goes on."""
-        # hyper-parameters: the run's, or tuned ones with the trained agent's architecture; over them those given
+        """Folder of the run to resume; None for a new run."""
+        # hyper-parameters: the resumed run's, or tuned ones with the trained agent's architecture; typed values
+        # override both
         before: dict[str, Any] = {}
         if self.folder is not None:
             config = completed(config, _saved(self.folder), self.folder.options)
@@ -71,11 +73,11 @@ class RunOptions:
             say(f"hyper-parameters: {defaults.origin}")
             adapted = self.agent and self.agent.adapt(defaults.written, given, say)
             written = adapted or defaults.written | given
-        # over both the verb's own options; the zoo's scripts take what is there for set
+        # the command's own options override both; the zoo's scripts treat a present key as set
         written |= {name: getattr(config, name) or written.get(name) for name in ("n_timesteps", "n_envs")}
         written = EnvironmentOptions.said(config).over(written)
         self.has_changed = config.resume and any(written.get(name) != before.get(name) for name in written)
-        """Whether it goes on with other options than it began with, which no single command repeats."""
+        """True if a resumed run's options differ from those it began with, so that no single command repeats it."""
         self.written = {name: value for name, value in written.items() if value is not None}
         where = Path("hyper-parameters") if self.folder is None else self.folder.hyperparameters
         self.recipe = recipe = interpret(self.written, where)
@@ -89,7 +91,7 @@ class RunOptions:
 
 
 def _saved(folder: RunFolder) -> dict[str, Any]:
-    """The options that the run in the folder began with."""
+    """Return the options that the run in the folder began with."""
     options = folder.read_args()
     if isinstance(agent := options.get("trained_agent"), str):
         options["trained_agent"] = Path(agent)
@@ -98,29 +100,31 @@ def _saved(folder: RunFolder) -> dict[str, Any]:
 
 
 def interpret(written: Mapping[str, Any], where: Path) -> Recipe:
-    """The recipe that `written` spells; `where` names its file in errors."""
+    """Return the recipe that `written` describes; errors name the file `where`."""
     left = {name: value for name, value in written.items() if value is not None}
     for name in OURS:
         if name in left:
-            raise QuarlError(f"{where}: {name} is no hyper-parameter; options of quarl train say such things")
+            raise QuarlError(f"{where}: {name} is not a hyper-parameter; use the options of quarl train instead")
     for name in CODE:
         if left.pop(name, None):
-            raise UnsupportedError(f"{where}: {name} names code of the zoo, which is not run; drop it with {name}:None")
+            raise UnsupportedError(f"{where}: {name} refers to code of the zoo, which is not run; drop it: {name}:None")
     policy = left.pop("policy", None)
     if policy is not None and policy not in POLICIES:
         raise UnsupportedError(f"{where}: policy {str(policy)[:60]!r} is not supported; {' and '.join(POLICIES)} are")
+    # environments: wrappers, stacked frames, normalization
     environment, stack = EnvironmentOptions.written(left, where), left.get("frame_stack", 0)
     kind, std = left.pop("noise_type", None), left.pop("noise_std", None)
     normalize = _normalize(left.pop("normalize", False), left.get("gamma"), where)
     if stack and normalize is not None and normalize.get("norm_obs", True):
         raise UnsupportedError(
-            f"{where}: frames are stacked as they are, not normalised; drop frame_stack with frame_stack:0, or write "
+            f"{where}: frames are stacked as they are, not normalized; drop frame_stack with frame_stack:0, or write "
             "normalize:dict(norm_obs=False)"
         )
     n_timesteps = _count(left.pop("n_timesteps", 0), "n_timesteps", where)
     n_envs = _count(left.pop("n_envs", 1), "n_envs", where)
     if n_envs > MAX_ENVIRONMENTS:
         raise QuarlError(f"{where}: n_envs is {n_envs:,}, more than {MAX_ENVIRONMENTS:,}")
+    # all remaining values are arguments of the learner
     return Recipe(
         n_timesteps=n_timesteps,
         n_envs=n_envs,
@@ -133,7 +137,7 @@ def interpret(written: Mapping[str, Any], where: Path) -> Recipe:
 
 
 def _normalize(value: Any, gamma: Any, where: Path) -> Mapping[str, Any] | None:
-    """VecNormalize's arguments, with the learner's discount where it is among the hyper-parameters."""
+    """Return VecNormalize's arguments, with the learner's discount if the hyper-parameters have one."""
     if not value:
         return None
     return {**vecnormalize_options(value, where), **({} if gamma is None else {"gamma": gamma})}

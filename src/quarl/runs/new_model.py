@@ -1,4 +1,4 @@
-"""A learner and the environments that it steps, made of a recipe, seeded; nothing has been trained."""
+"""Construction of a seeded learner and its environments from a recipe, before any training."""
 
 from __future__ import annotations
 
@@ -64,11 +64,14 @@ def make_environments(
 
 
 def _native(environment: Environment, num_envs: int, vec_env: VecEnvName, say: Say) -> VecEnv | None:
-    """Return the emulator's threads; None if something else is asked for, or if auto finds another game there."""
+    """Return the emulator's threads.
+
+    None if another kind is requested, or if auto finds that they play another game.
+    """
     fast = num_envs > 1 and environment.env_id in ATARI.ids
     if vec_env == "dummy" or (vec_env == "auto" and not fast):
         return None
-    from quarl.envs.atari_vector import Unfit, make_native  # here: only Atari needs it
+    from quarl.envs.atari_vector import Unfit, make_native  # imported here: only Atari needs it
 
     try:
         env = make_native(environment, num_envs, same_game=vec_env == "auto")
@@ -81,23 +84,36 @@ def _native(environment: Environment, num_envs: int, vec_env: VecEnvName, say: S
 
 
 def check_environment(algo: str, environment: Environment) -> None:
-    """Make the environment for `check_spaces`."""
+    """Make the environment and run `check_spaces` on it."""
     with held(environment.make) as env:
         check_spaces(algo, environment.asked, env)
         _tell_of_no_limit(env, note)
 
 
 def _tell_of_no_limit(env: gymnasium.Env[Any, Any], say: Say) -> None:
-    """Says where nothing but itself ends an episode; tasks of the suites all end."""
+    """Print a note if no time limit ends an episode; all tasks of the suites have one."""
     if env.spec is not None and not is_limited(env.spec) and suite_of(env.spec) is None:
         say(
-            f"{env.spec.id} has no time limit: an episode that does not end by itself lasts for the whole training; in "
-            f"an evaluation it is an error after {LONGEST:,} steps; --max-episode-steps sets a limit"
+            f"{env.spec.id} has no time limit: an episode that does not end by itself lasts for the whole training, "
+            f"and in an evaluation it is an error after {LONGEST:,} steps; --max-episode-steps sets a limit"
         )
 
 
 def check_spaces(algo: str, env_id: str, env: VecEnv | gymnasium.Env[Any, Any]) -> Box:
-    """The observations' space; refuses what the algorithm cannot learn in, or what no exported policy can read."""
+    """Return the observation space.
+
+    Args:
+        algo: Algorithm that would learn in the environment.
+        env_id: Name of the environment, for messages.
+        env: The environment.
+
+    Returns:
+        The observation space as a box.
+
+    Raises:
+        UnsupportedError: The algorithm cannot learn in the environment, or an exported policy cannot read its
+            observations.
+    """
     observed = from_live(env.observation_space, f"the observation space of {env_id}")
     if (reason := fits(algo, env.action_space)) is not None:
         others = fitting(env.action_space)
@@ -107,7 +123,20 @@ def check_spaces(algo: str, env_id: str, env: VecEnv | gymnasium.Env[Any, Any]) 
 
 
 def build(options: RunOptions, env: VecEnv, say: Callable[[str], None], *, images: bool) -> BaseAlgorithm:
-    """The model, which starts from the trained agent if there is one, prepared for its precisions."""
+    """Return the model, prepared for its precisions; it starts from the trained agent if there is one.
+
+    Args:
+        options: Options of the run.
+        env: Environments of the learner.
+        say: Receives a line for each warning of Stable-Baselines3.
+        images: True if observations are images.
+
+    Returns:
+        The model.
+
+    Raises:
+        QuarlError: An option does not fit the algorithm.
+    """
     config, recipe = options.config, options.recipe
     cls, arguments = constructor(config.algo, recipe.arguments)
     if recipe.noise is not None:
@@ -115,13 +144,14 @@ def build(options: RunOptions, env: VecEnv, say: Callable[[str], None], *, image
             raise QuarlError(f"{config.algo} takes no action noise; drop it with --params noise_type:None")
         arguments["action_noise"] = _noise(*recipe.noise, env)
     if "policy_kwargs" in arguments:
-        arguments["policy_kwargs"] = dict(arguments["policy_kwargs"])  # Stable-Baselines3 adds to it
+        arguments["policy_kwargs"] = dict(arguments["policy_kwargs"])  # Stable-Baselines3 modifies it
         kwargs = arguments["policy_kwargs"]
         if config.algo == "a2c" and "optimizer_kwargs" in kwargs and "optimizer_class" not in kwargs:
-            # Stable-Baselines3 puts its own in their place, and says nothing
+            # Stable-Baselines3 would silently replace them with its own
             raise QuarlError(
                 "a2c ignores optimizer_kwargs without an optimizer_class: add optimizer_class=RMSprop to policy_kwargs"
             )
+    # the learner, with its warnings as lines
     policy = recipe.policy or ("CnnPolicy" if images else "MlpPolicy")
     device = "cpu" if config.device == "auto" and not images else config.device
     with warnings.catch_warnings(record=True) as warned:
@@ -132,6 +162,7 @@ def build(options: RunOptions, env: VecEnv, say: Callable[[str], None], *, image
     for warning in warned:
         if issubclass(warning.category, UserWarning):
             say(str(warning.message).partition("\n")[0].rstrip(","))
+    # weights of the trained agent, then fake quantization
     if options.agent is not None:
         options.agent.give(model)
     elif config.trained_agent is not None and isinstance(model, OffPolicyAlgorithm):
@@ -143,9 +174,9 @@ def build(options: RunOptions, env: VecEnv, say: Callable[[str], None], *, image
 
 
 def _learn_in(model: BaseAlgorithm, config: TrainConfig) -> None:
-    """Makes the model's updates run in the configuration's precision."""
+    """Make the model's updates run in the configuration's precision."""
     precision = Precision.of(model, config.learner_dtype)
-    plain: Any = model.train  # type: ignore[attr-defined]  # every algorithm has it, the base class does not say so
+    plain: Any = model.train  # type: ignore[attr-defined]  # all algorithms have it; the base class does not
 
     def train(*args: Any, **kwargs: Any) -> None:
         with precision.update():

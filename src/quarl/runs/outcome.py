@@ -1,4 +1,4 @@
-"""How a run ended: the row of its --json, and the exit code."""
+"""The end of a run: the row of its --json, and the exit code."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ class TrainRow(Row):
     algo: Algorithm
     env_id: Environment
     precision: Annotated[str, Column("trained for")]
-    """fp32, or what it was trained for: w8a8."""
+    """Precision of training: fp32, or with --qat a name such as w8a8."""
     quant_delay: int | None
-    """Environment steps before fake quantization was to act; null in float32."""
+    """Scheduled environment steps before fake quantization starts; null in float32."""
     switched_at: int | None
-    """Environment steps when it began to, which is where the next rollout starts."""
+    """Environment steps at which fake quantization started, with the next rollout."""
     learner_dtype: Annotated[str, Column("learner", caption="learner in {}")]
     seed: Annotated[int, Column("seed", caption="seed {}", before="learner_dtype")]
     timesteps: Steps
     updates: Updates
     clock_s: Annotated[float, Column("minutes", lambda seconds: f"{seconds / 60:.1f}")]
-    """Training over all sessions of a resumed run, without evaluations and checkpoints."""
+    """Training time over all sessions of a resumed run, without evaluations and checkpoints."""
     wall_s: float
-    """Of the last session, from the first step to the last evaluation."""
+    """Duration of the last session, from the first step to the last evaluation."""
     steps_per_s: Annotated[float, Column("steps/s", "{:,.0f}".format)]
-    """Of the last session's steps, on the training clock."""
+    """Steps of the last session per second of the training clock."""
     episodes: Annotated[int, Column("episodes", caption="{} episode{s}")]
     mean: Mean
-    """Of the float32 policy in the last evaluation, by which nothing was chosen; null where there was none."""
+    """Mean return of the float32 policy in the last evaluation, whose episodes influenced no choice; null without
+    one."""
     std: float | None
     ci_low: Interval
     ci_high: float | None
@@ -44,14 +45,14 @@ class TrainRow(Row):
         float | None,
         Column("quantised", formats.estimate, of=("mean_quantised", "ci_low_quantised", "ci_high_quantised")),
     ]
-    """Return of the integers that training was for, in the same episodes; null without --qat."""
+    """Mean return of the quantized policy from --qat in the same episodes; null without --qat."""
     ci_low_quantised: float | None
     ci_high_quantised: float | None
     measured_quantised: bool | None
-    """False where no kernel runs that precision and it was simulated."""
+    """False if no kernel runs that precision and it was simulated."""
     best_mean: Annotated[float | None, Column("best", formats.number)]
-    """The highest of the running evaluations (with --qat: since quantization acts); best_model.zip is that agent.
-    Null with --eval-freq 0."""
+    """Highest mean return of the running evaluations (with --qat: since quantization started); best_model.zip is that
+    agent. Null with --eval-freq 0."""
     best_timesteps: int | None
     folder: str
     returns: Returns
@@ -60,9 +61,9 @@ class TrainRow(Row):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended(Generic[R]):
-    """How a run ended."""
+    """The exit code, message and row of a run that ended."""
 
     exit_code: int
     message: str
-    """One line, empty where all went well."""
+    """One line; empty on success."""
     row: R | None

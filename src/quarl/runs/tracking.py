@@ -1,4 +1,4 @@
-"""Metrics for a tracker, under Stable-Baselines3's own tags: TensorBoard's events, Weights & Biases, Trackio."""
+"""Metrics for a tracker under Stable-Baselines3's own tags: TensorBoard events, Weights & Biases, Trackio."""
 
 from __future__ import annotations
 
@@ -26,11 +26,17 @@ def make_logger(
     *,
     beside: bool = False,
 ) -> Logger:
-    """What a learner and its evaluations record metrics in; without --track they are written nowhere.
+    """Return the logger for a learner and its evaluations; without --track it writes nothing.
 
-    folder: the run's, asked for when there is something to write. hyperparameters: those in force, for trackers that
-    keep them with the run, beside its options. beside: whether another process of the run writes too, which TensorBoard
-    alone takes.
+    Args:
+        config: Options of the run.
+        folder: Returns the run's folder; called when there is something to write.
+        say: Receives a line if the tracker fails.
+        hyperparameters: Those in force, which some trackers store with the run's options.
+        beside: True if another process of the run logs too, which only TensorBoard supports.
+
+    Returns:
+        The logger.
     """
     if config.track == "none" or (beside and config.track != "tensorboard"):
         return Logger(folder=None, output_formats=[])
@@ -39,13 +45,19 @@ def make_logger(
 
 
 def record_evaluation(logger: Logger, played: Evaluation, name: str = "") -> None:
-    """The means of an evaluation, by the tags of Stable-Baselines3's EvalCallback with `name` behind them."""
+    """Log the means of an evaluation under the tags of Stable-Baselines3's EvalCallback.
+
+    Args:
+        logger: Logger that receives them.
+        played: The evaluation.
+        name: Suffix of the tags.
+    """
     logger.record(f"eval/mean_reward{name}", float(played.returns.mean()))
     logger.record(f"eval/mean_ep_length{name}", float(played.lengths.mean()))
 
 
 class Tracker(KVWriter):
-    """Writes to what --track names. Whatever it raises costs the metrics and not the run, and is said once."""
+    """A writer to the tracker of --track. If the tracker raises, a line reports it once and only metrics are lost."""
 
     def __init__(
         self, name: str, folder: Callable[[], Path], told: Mapping[str, Any], say: Callable[[str], None]
@@ -55,11 +67,11 @@ class Tracker(KVWriter):
         self._is_lost = False
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        """One point for every number."""
+        """Write one point for each number."""
         self._attempt(lambda: self._opened().write(key_values, key_excluded, step))
 
     def close(self) -> None:
-        """Writes what is still to be written."""
+        """Write the remaining points."""
         if self._output is not None:
             self._attempt(self._output.close)
 
@@ -71,23 +83,23 @@ class Tracker(KVWriter):
         return self._output
 
     def _attempt(self, work: Callable[[], None]) -> None:
-        """Does it, unless something has been lost: after a full disk TensorBoard's thread is dead."""
+        """Do the work unless an earlier write failed: after a full disk TensorBoard's thread is dead."""
         if self._is_lost:
             return
         try:
             work()
-        except Exception as error:  # whatever a tracker raises without a network, a login or room
+        except Exception as error:  # trackers raise exceptions of any type without a network, a login or disk space
             self._is_lost = True
             said = error.strerror if isinstance(error, OSError) and error.strerror else in_one_line(error)
             where = self._folder() / self._name if self._name == "tensorboard" else self._name
-            self._say(f"no more metrics in {where}: {said}; training goes on")
+            self._say(f"metrics are no longer written to {where}: {said}; training continues")
 
 
 class TrackedRun(KVWriter):
-    """A run in Weights & Biases or Trackio, whose functions have the same names; what they print goes to stderr."""
+    """A run in Weights & Biases or Trackio, whose functions have the same names; their output goes to stderr."""
 
     def __init__(self, module: str, folder: Path, told: Mapping[str, Any]) -> None:
-        """told: options and hyper-parameters, which are kept with the run. Raises whatever the module raises."""
+        """Start the run; `told` holds its options and hyper-parameters. Raises any exception of the module."""
         where = {"dir": str(folder)} if module == "wandb" else {}
         project = os.environ.get(f"{module.upper()}_PROJECT", "quarl")
         with contextlib.redirect_stdout(sys.stderr):
@@ -95,12 +107,12 @@ class TrackedRun(KVWriter):
             self._run = tracker.init(project=project, name=folder.name, config=told, **where)
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        """The numbers at that step, without those that Stable-Baselines3 keeps from TensorBoard."""
+        """Log the numbers at that step, without those that Stable-Baselines3 keeps out of TensorBoard."""
         shown = filter_excluded_keys(key_values, key_excluded, "tensorboard")
         points = {name: float(value) for name, value in shown.items() if isinstance(value, numbers.Real)}
         self._run.log(points, step=step)
 
     def close(self) -> None:
-        """Returns when everything is handed over."""
+        """Return when all points are handed over."""
         with contextlib.redirect_stdout(sys.stderr):
             self._run.finish()

@@ -1,4 +1,4 @@
-"""One `quarl train`: options, environments and learner, the training, and the row that says how it ended."""
+"""One `quarl train`: options, environments and learner, the training, and its row."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from quarl.runs.tracking import make_logger
 
 
 class Training:
-    """Everything is checked and built when it is made; nothing has been written."""
+    """A training session. Its constructor checks and builds everything and writes nothing."""
 
     def __init__(self, config: TrainConfig, say: Callable[[str], None]) -> None:
-        self._say, self._notes = say, list[str]()  # said when nothing was wrong: a mistake is one line
+        self._say, self._notes = say, list[str]()  # printed only if nothing was wrong: an error is one line
         self._files = Dispensable(say)
-        # what it is told
+        # options
         self.options = options = RunOptions(config, self._notes.append)
         self.config = config = options.config
         self._folder, self.n_timesteps = options.folder, options.recipe.n_timesteps
@@ -59,14 +59,14 @@ class Training:
                 self.model.say = say
             learner = f"{type(self.model).__name__} on {self.model.device}"
             detail(f"learner: {learner}; threads: {self.threads}; environments side by side: {env.num_envs}")
-            # what is kept of it
+            # checkpoints and evaluations
             self.checkpointer = AgentCheckpointer(self.model, self.folder, say, config.seed)
             self.evaluator = BestEvaluator(config, options.environment, self.folder, say)
             if isinstance(env.unwrapped, DummyVecEnv):
                 self.evaluator.learners = env.unwrapped.envs[0]
             self.clock_before = self.checkpointer.resume() if config.resume else 0.0
             self.steps_before = self.model.num_timesteps
-            # what would come to nothing
+            # options with no effect
             check_updates(self.model, self.n_timesteps)
             if config.quant_delay is not None:
                 check_delay(self.model, config.quant_delay, self.steps_before, self.n_timesteps)
@@ -77,21 +77,30 @@ class Training:
             stack.pop_all()
 
     def folder(self) -> RunFolder:
-        """The run's folder, made when something is to be written."""
+        """Return the run's folder, which is made when something is to be written."""
         if self._folder is None:
             self._folder = RunFolder.new(self.config.folder, self.config.algo, self.options.environment.env_id)
             self._describe(self._folder)
         return self._folder
 
     def run(self, progress: Progress, *, one_stretch: bool = False) -> Ended[TrainRow]:
-        """Trains to the end, or to a signal; QuarlError where training diverges, its checkpoints kept.
+        """Train to the end or until a signal. Checkpoints are kept if training diverges.
 
-        one_stretch: or to the next checkpoint of save_freq, with no row. A run in stretches, each of which resumes the
-        one before, is bit for bit the same wherever it was killed, as its environments begin anew at every checkpoint:
-        so a signal makes none.
+        A run in stretches, each of which resumes the one before, is the same bit for bit after any kill, because its
+        environments restart at every checkpoint. A signal therefore saves no checkpoint in a stretch.
+
+        Args:
+            progress: Called with a label and the number of new environment steps.
+            one_stretch: Stop at the next checkpoint of save_freq, without a row.
+
+        Returns:
+            The exit code, the message and the row of the session.
+
+        Raises:
+            QuarlError: Training diverges.
         """
         started = time.perf_counter()
-        said = "" if one_stretch else f"quarl: stopping: the update ends and is saved; {ONCE_MORE}\n"
+        said = "" if one_stretch else f"quarl: stopping: the update is finished and saved; {ONCE_MORE}\n"
         with threads(self.threads), Interrupts(lambda: None, said) as interrupts, ExitStack() as open_environments:
             open_environments.callback(self._close)
             callback = TrainingCallback(
@@ -110,9 +119,9 @@ class Training:
                 clock_s = callback.clock_s
                 self.checkpointer.check_finite()
                 self._save_last(clock_s)
-                open_environments.close()  # of some environments only one may live, which is the next evaluation's now
+                open_environments.close()  # some environments allow only one instance; the next evaluation needs it
                 integers = None if self.config.qat is None else self.evaluator.integers(self.model)
-                if integers is not None:  # what quantization-aware training was for
+                if integers is not None:  # the result of quantization-aware training
                     self.folder().write_integers(integers)
                 evaluated = {entry[0] for entry in self.evaluator.entries}
                 if callback.eval_freq and self.model.num_timesteps not in evaluated:
@@ -130,7 +139,7 @@ class Training:
             return Ended(exit_code=0, message="", row=row)
 
     def _learn(self, callback: TrainingCallback) -> None:
-        """Stable-Baselines3's own loop."""
+        """Run Stable-Baselines3's own loop."""
         model, delay = self.model, self.config.quant_delay
         hyperparameters = self.options.written
         model.set_logger(make_logger(self.config, lambda: self.folder().path, self._say, hyperparameters))
@@ -154,7 +163,7 @@ class Training:
             raise
         except Exception:  # a distribution of NaN raises in the middle of an update, an environment at NaN actions
             self.checkpointer.check_finite()
-            if model.num_timesteps > self.steps_before:  # before that the callback knows no model
+            if model.num_timesteps > self.steps_before:  # before that the callback has no model
                 callback.leave_rollout()
             self.checkpointer.save(callback.clock_s)
             raise
@@ -163,7 +172,7 @@ class Training:
         callback.show()
 
     def _save_last(self, clock_s: float) -> None:
-        """Save agent and checkpoint; QuarlError that says how to resume when the disk is full."""
+        """Save agent and checkpoint; if the disk is full, raise QuarlError with the command to resume."""
         try:
             self.checkpointer.save(clock_s, last=True)
         except checkpoint.CheckpointError as error:
@@ -174,14 +183,14 @@ class Training:
     def _conclude(
         self, interrupts: Interrupts, integers: QuantizedPolicy | None, clock_s: float, started: float
     ) -> TrainRow | None:
-        """The last evaluation and the row; None where a signal breaks it off."""
+        """Play the last evaluation and return the row; None if a signal interrupts it."""
         returns: dict[str, Any] = {}
         try:
             if not interrupts.attempt(lambda: returns.update(self.evaluator.conclude(self.model, integers))):
                 return None
         except QuarlError as error:
             raise QuarlError(
-                f"the last evaluation failed ({error}); the agent is there: {self.folder().agent}"
+                f"the last evaluation failed ({error}); the agent is saved as {self.folder().agent}"
             ) from None
         spec, best = qat.spec_of(self.model), self.evaluator.best
         steps = self.model.num_timesteps
@@ -205,7 +214,7 @@ class Training:
         )
 
     def _go_on(self) -> None:
-        """Picks the thread up: evaluations so far, options from here on; refuses where nothing is left to do."""
+        """Resume evaluations, options and clocks; raise QuarlError if the run is already complete."""
         self.evaluator.resume(steps := self.model.num_timesteps)
         if self.model.num_timesteps >= self.n_timesteps:
             raise QuarlError(
@@ -220,7 +229,7 @@ class Training:
 
     def _describe(self, folder: RunFolder) -> None:
         written = self.options.written
-        # env_kwargs: the zoo's scripts look for it in args.yml
+        # the zoo's scripts read env_kwargs from args.yml
         args = {"env": self.options.environment.env_id, "log_folder": str(self.config.folder)}
         folder.describe(self.config, written, **args, env_kwargs=written.get("env_kwargs") or None)
         self.say_notes()
@@ -229,7 +238,7 @@ class Training:
         self._files.write(lambda: append_row(self.folder().metrics, row))
 
     def say_notes(self) -> None:
-        """Says what was chosen for the user."""
+        """Print the choices made for the user."""
         for note in self._notes:
             self._say(note)
 
@@ -240,10 +249,10 @@ class Training:
 
     def _resuming(self) -> str:
         config = self.config
-        return f"go on with quarl train --resume --algo {config.algo} --env {config.env} -f {config.folder}"
+        return f"resume with quarl train --resume --algo {config.algo} --env {config.env} -f {config.folder}"
 
     def _close(self) -> None:
-        """Ends the learner's environments; one that cannot be closed has done its work."""
+        """Close the learner's environments; errors are ignored, because training is over."""
         self.evaluator.learners = None
         assert self.model.env is not None
         with suppress(Exception):
@@ -251,49 +260,61 @@ class Training:
 
 
 def in_stretches(config: TrainConfig, say: Callable[[str], None]) -> tuple[RunFolder, Ended[TrainRow]]:
-    """The only run in `config.folder`, begun or gone on with: its folder, and how its last stretch ended.
+    """Train the only run in `config.folder` to its end in stretches.
 
-    Each stretch goes on from the checkpoint that the one before has saved: killed or not, the run ends in the very
-    agent of one that was not.
-    `Ended.row` is None where a signal broke it off. QuarlError where training diverges, or no checkpoint can be
-    written.
+    Each stretch resumes from the checkpoint saved by the one before. A killed and resumed run produces the same agent.
+
+    Args:
+        config: Options of the run.
+        say: Receives notes, one line each.
+
+    Returns:
+        The run's folder and the end of its last stretch; `Ended.row` stays empty after a signal.
+
+    Raises:
+        QuarlError: Training diverges, or no checkpoint can be written.
     """
     before = -1
     while True:
-        # Models and environments refer to each other: a replay of gigabytes would stay beside the next stretch's.
+        # Models and environments refer to each other: without this, a replay of gigabytes would remain during the next
+        # stretch.
         gc.collect()
         run, ended, steps = _stretch(from_here(config, say), say)
         if ended.row is not None or ended.exit_code:
             return run, ended
         if steps <= before:
-            raise QuarlError("no checkpoint can be written, so training cannot go on: free some space")
+            raise QuarlError("training cannot continue because no checkpoint can be written: free some disk space")
         before = steps
 
 
 def _stretch(config: TrainConfig, say: Callable[[str], None]) -> tuple[RunFolder, Ended[TrainRow], int]:
-    """The run, how its stretch ended, and its environment steps then; nothing here holds the learner any longer."""
+    """Return the run, the end of its stretch and its environment steps; afterwards nothing refers to the learner."""
     session = Training(config, say)
     ended = session.run(lambda label, done: None, one_stretch=True)
     return session.folder(), ended, session.model.num_timesteps
 
 
 def from_here(config: TrainConfig, say: Callable[[str], None]) -> TrainConfig:
-    """What goes on with the run from the last end of a stretch; `config` itself, its folder empty, where there is none.
+    """Return options that resume the run from its last stretch.
 
-    QuarlError where there may be one that cannot be read, as one of a newer QuaRL: it is left as it is. A run in the
-    folder is taken for this one: whoever changes the options changes the folder too.
+    `config` itself, with an empty folder, if there is none.
+
+    A run in the folder is taken for this one: change the folder together with the options.
+
+    Raises:
+        QuarlError: A checkpoint cannot be read, for example because a newer QuaRL wrote it; it is not changed.
     """
     try:
         run = RunFolder.latest(config.folder, config.algo, Environment.typed_by_user(config.env).env_id)
         saved = checkpoint.load_latest(run.path)
         if config.n_timesteps is not None and saved.timesteps >= config.n_timesteps:
-            # killed in its last evaluation: the last stretch is trained again, whose end is the same
+            # killed in its last evaluation: train the last stretch again, which ends the same
             saved.path.unlink()
             saved = checkpoint.load_latest(run.path)
         if saved.timesteps > 0:
             return TrainConfig(algo=config.algo, env=config.env, folder=config.folder, resume=True)
     except NothingSavedError as error:
         if any(config.folder.rglob("checkpoint-*")):
-            say(f"trained again from the beginning: {error}")
+            say(f"training restarts from the beginning: {error}")
     shutil.rmtree(config.folder, ignore_errors=True)
     return config

@@ -1,7 +1,7 @@
-"""A trained agent to start from: the architecture and the weights of a Stable-Baselines3 zip, executing nothing in it.
+"""A trained agent to start from: architecture and weights of a Stable-Baselines3 zip, without executing anything in it.
 
-Stable-Baselines3's own `load` unpickles what the file holds. Here a model is built from hyper-parameters and the
-architecture that the file describes, and gets the file's weights by name.
+Stable-Baselines3's own `load` unpickles the file's contents. Here a model is built from hyper-parameters and the
+architecture that the file describes, and receives the file's weights by name.
 """
 
 from __future__ import annotations
@@ -34,23 +34,26 @@ SHAPING = (
     *("net_arch", "activation_fn", "n_critics", "share_features_extractor", "normalize_images", "squash_output"),
     *("full_std", "use_expln", "clip_mean", "v_min", "v_max", "num_atoms"),
 )
-"""Arguments of a policy that say what its networks are and compute."""
+"""Arguments of a policy that determine its networks and their computation."""
 ENVIRONMENT = ("normalize", "env_wrapper", "env_kwargs", "frame_stack", "vec_env_wrapper")
-"""Hyper-parameters that say what the agent observes."""
+"""Hyper-parameters that determine the agent's observations."""
 CRITICS = set(range(1, 11))
-"""Numbers of critics that a policy can have."""
+"""Supported numbers of critics of a policy."""
 ALIASES = ("pi_features_extractor.", "vf_features_extractor.")
-"""Of features_extractor, in files of releases that saved it once."""
+"""Other names of features_extractor, in files of releases that saved it once."""
 
 
 class TrainedAgent:
-    """What a zip holds."""
+    """Contents of a Stable-Baselines3 zip."""
 
     def __init__(self, path: Path, algo: str, normalize: str | None = None, frame_stack: int | None = None) -> None:
-        """Read it; QuarlError if it is another algorithm's, or not a model that QuaRL knows."""
+        """Read the zip.
+
+        Raise QuarlError if it holds another algorithm's agent, or a model that QuaRL does not support.
+        """
         file = find.opened(path)
         if not (file.start or file.contents()).startswith(b"PK"):
-            raise QuarlError(f"{file} is no zip: -i takes agents of Stable-Baselines3")
+            raise QuarlError(f"{file} is not a zip file: -i takes agents of Stable-Baselines3")
         saved = sb3.contents(file)
         self.path = path = saved.path
         self.policy: Policy = saved.policy(*zoo.read_settings(path, normalize, frame_stack), trained=False)
@@ -66,13 +69,24 @@ class TrainedAgent:
         self.kwargs = saved.kwargs
 
     def adapt(self, tuned: Mapping[str, Any], given: Mapping[str, Any], say: Callable[[str], None]) -> dict[str, Any]:
-        """Hyper-parameters: the tuned ones with the file's architecture and wrappers, and over them those given."""
+        """Return the tuned hyper-parameters with the file's architecture and wrappers, overridden by the given ones.
+
+        Args:
+            tuned: Tuned hyper-parameters.
+            given: Typed hyper-parameters.
+            say: Receives a line about the observations' normalization.
+
+        Returns:
+            The hyper-parameters by name.
+        """
         adapted = {**tuned, **given}
+        # wrappers as the agent was trained with
         document = (self.settings or self.path) / "config.yml"
         if documented := document.is_file():
             trained_with = read_yaml(document)
             adapted |= {name: trained_with.get(name) for name in ENVIRONMENT}
             adapted["env_kwargs"] = dict(self.policy.provenance.env_kwargs) or None
+        # normalization follows the statistics beside the zip
         if self.asked is not None or not documented or not adapted.get("normalize"):
             if self.statistics is not None:
                 adapted["normalize"] = read_options(self.statistics)
@@ -89,7 +103,7 @@ class TrainedAgent:
         return adapted | {name: value for name, value in given.items() if name != "policy_kwargs"}
 
     def _architecture(self, given: Any) -> dict[str, Any]:
-        """policy_kwargs: those given, but for what shapes the networks."""
+        """Return the given policy_kwargs with the file's values for those that shape the networks."""
         try:
             kwargs = mapping(given, names=True)
         except ValueError:
@@ -107,19 +121,20 @@ class TrainedAgent:
                 raise QuarlError(f"{self.path}: activation function {str(value)[:60]} is not supported")
             return Name(f"nn.{match[1]}")
         if name == "net_arch" and isinstance(value, list) and len(value) == 1 and isinstance(value[0], dict):
-            value = value[0]  # the spelling before Stable-Baselines3 1.8
+            value = value[0]  # the form before Stable-Baselines3 1.8
         sizes = {size for array in self.state.values() for size in array.shape}
         possible = {"net_arch": sizes, "num_atoms": sizes, "n_critics": CRITICS}.get(name)
         _check_plain(value, f"{self.path}: {name} of its policy", possible)
         return value
 
     def give(self, model: BaseAlgorithm) -> None:
-        """Puts weights and statistics into the model; what it does first it does with them."""
+        """Load weights and statistics into the model; its first actions already use them."""
         if self.policy.observation_shape != (shape := model.observation_space.shape):
             raise QuarlError(
                 f"{self.path} observes {self.policy.observation_shape} and this environment gives {shape}; "
                 "name the one that it was trained on with --env"
             )
+        # the file's weights under the names of this release
         here = model.policy.state_dict()
         state = dict(self.state)
         for name in here.keys() - state.keys():
@@ -127,6 +142,7 @@ class TrainedAgent:
                 source = name.replace(alias, "features_extractor.", 1)
                 if name.startswith(alias) and source in state:
                     state[name] = state[source]
+        # compare all shapes before anything is loaded
         for name in sorted({*here, *state}):
             saved, expected = (str(tuple(d[name].shape)) if name in d else "missing" for d in (state, here))
             if saved != expected:
@@ -143,7 +159,7 @@ class TrainedAgent:
             act_before_learning(model)
 
     def _give_entropy(self, model: BaseAlgorithm) -> None:
-        """SAC's entropy coefficient, where both learn it."""
+        """Load SAC's entropy coefficient if both the file and the model learn it."""
         coefficient: torch.Tensor | None = getattr(model, "log_ent_coef", None)
         name = "pytorch_variables.pth"
         if coefficient is None or (member := Opened(self.path).unpacked(name).get(name)) is None:
@@ -165,7 +181,7 @@ class TrainedAgent:
 
 
 def act_before_learning(model: OffPolicyAlgorithm) -> None:
-    """Until learning starts the agent acts, with its exploration, where a new one would act by chance."""
+    """Make the agent act, with its exploration, before learning starts; a new one would act at random."""
     plain = model._sample_action
 
     def sample(learning_starts: int, *args: Any, **kwargs: Any) -> Any:
@@ -175,9 +191,9 @@ def act_before_learning(model: OffPolicyAlgorithm) -> None:
 
 
 def _check_plain(value: Any, what: str, possible: set[int] | None) -> None:
-    """Refuses anything but numbers, which are among the `possible`, and a few of them in lists and dicts.
+    """Raise QuarlError unless `value` is a number among the `possible` ones, or a short list or dict of such numbers.
 
-    What the file says of itself is believed only as far as its weights bear it out.
+    Values in the file are accepted only as far as the shapes of its weights confirm them.
     """
     if isinstance(value, list | dict) and len(value) <= 100:
         if isinstance(value, dict) and not all(isinstance(key, str) and key.isidentifier() for key in value):
