@@ -12,13 +12,15 @@ from quarl.errors import is_quiet, short
 
 @contextmanager
 def progress(total: int | None) -> Iterator[Callable[[str, int], None]]:
-    """A bar of `total` steps, if these are known, only on a terminal; call it with what is going on and how many steps
-    that was."""
+    """Yield a function that advances a bar of `total` steps, called with a label and the number of finished steps.
+
+    Without a terminal nothing is shown. None as `total` means that the number is unknown.
+    """
     console = Console(stderr=True, quiet=is_quiet())
     if not console.is_terminal:
         yield lambda label, done: None
         return
-    from rich import progress as bars  # here: it takes its time
+    from rich import progress as bars  # imported here, because it is slow to import
 
     times = (bars.TimeElapsedColumn(), bars.TimeRemainingColumn())
     columns = (bars.TextColumn("{task.description}", markup=False), bars.BarColumn(), bars.MofNCompleteColumn(), *times)

@@ -1,4 +1,4 @@
-"""Latency and memory of a policy's files and of files that were exported: runtimes side by side, a row at a time."""
+"""Latency and memory of policy files and exported files, in runtimes that take turns, one row per call."""
 
 from __future__ import annotations
 
@@ -27,23 +27,25 @@ TIE = 0.03
 
 
 class Named(NamedTuple):
-    """A file that is to be timed."""
+    """A file to time."""
 
     network: str
     policy: QuantizedPolicy
-    """What it computes; of an exported file what its contract says."""
+    """The policy that the file computes; for an exported file, the one in its contract."""
     file: File
 
 
 def observations(policy: Policy, seed: int) -> Array:
-    """Recorded numbers [N, *shape] of the policy's type: how long a call takes does not depend on the values."""
+    """Return recorded numbers [N, *shape] of the policy's type; the time of a call does not depend on the values."""
     network = Network(name="", observation_shape=policy.observation_shape, hidden=(), num_actions=1)
     return record(network, seed=seed)[0].astype(policy.observation_dtype)
 
 
 def in_precisions(policy: Policy, specs: Sequence[QuantSpec], seed: int = 0) -> Iterator[QuantizedPolicy]:
-    """The policy in each precision, rounded to nearest, which gives the same operators in less time; a quantised one as
-    it is."""
+    """Yield the policy in each precision; yield a quantized policy unchanged.
+
+    Weights are rounded to nearest, which takes less time and gives the same operators.
+    """
     if is_quantized(policy):
         yield policy
         return
@@ -53,7 +55,17 @@ def in_precisions(policy: Policy, specs: Sequence[QuantSpec], seed: int = 0) -> 
 
 
 def written(policies: Sequence[QuantizedPolicy], name: str, runtimes: Sequence[str], folder: Path) -> Iterator[Named]:
-    """Files of the policies for every runtime; UnsupportedError where one has no kernels."""
+    """Write a file of each policy for each runtime, and yield them.
+
+    Args:
+        policies: the policies to write.
+        name: the network's name, with which file names begin.
+        runtimes: names of `export.runtimes.RUNTIMES`.
+        folder: the folder of the files.
+
+    Raises:
+        UnsupportedError: if a runtime has no kernels for a policy.
+    """
     for policy in policies:
         for runtime in runtimes:
             suffix = RUNTIMES[runtime].suffixes[0]
@@ -63,7 +75,7 @@ def written(policies: Sequence[QuantizedPolicy], name: str, runtimes: Sequence[s
 
 
 def exported(path: Path, runtimes: Sequence[str]) -> list[Named]:
-    """An exported file in those of the runtimes that are for its kind, or in the first that is."""
+    """Return an exported file in each named runtime that can load it, or in the first such runtime if none is named."""
     policy, fitting = verification.opened(path)[0], for_file(path)
     return [Named(str(path), policy, File(path, each)) for each in fitting if each in runtimes or each == fitting[0]]
 
@@ -76,10 +88,17 @@ def measure(
     seconds: float = 0.4,
     progress: Callable[[str], None] = lambda label: None,
 ) -> list[LatencyRow]:
-    """A row of each file; those that read observations of one shape take turns, and stand together.
+    """Measure each file; files that read observations of one shape take turns.
 
-    folder: for a file of one weight, before which its runtime's own memory is not counted. progress: called with the
-    name of each file before its memory is measured.
+    Args:
+        files: the files, each with its runtime.
+        folder: a folder for a file of one weight, which is loaded first so that the runtime's own memory is excluded.
+        seed: seed of the recorded observations.
+        seconds: time for each file.
+        progress: called with the name of each file before its memory is measured.
+
+    Returns:
+        A row for each file, grouped by the shape of observations.
     """
     tiny = quantize(build(Network(name="", observation_shape=(1,), hidden=(), num_actions=1)), EXACT)
     rows = []
@@ -96,10 +115,10 @@ def measure(
 
 
 def verdicts(rows: Sequence[LatencyRow]) -> list[str]:
-    """Which precision is fastest on each engine, and which are not faster than fp32, in sentences.
+    """Return sentences that name the fastest precision on each engine, and those that are not faster than fp32.
 
-    A row is compared with the fp32 of its network, or with the only one that there is; without one nothing is said for
-    any.
+    A row is compared with fp32 of its own network, or with the only fp32 row on the engine. Without such a row, its
+    sentence recommends nothing.
     """
     sentences = []
     for engine, group in by(rows, lambda row: row.engine).items():

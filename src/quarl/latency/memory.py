@@ -1,4 +1,4 @@
-"""A file in one of its runtimes, as an engine that is timed, and what it adds to a process that has the runtime."""
+"""A file in one of its runtimes, as an engine to time, and the memory that it adds to a process with the runtime."""
 
 from __future__ import annotations
 
@@ -26,17 +26,25 @@ class File:
     batch, measured = 1, True
 
     def __init__(self, path: Path, runtime: str) -> None:
-        """QuarlError where the runtime does not take the file."""
+        """Load the file; raise QuarlError if the runtime rejects it."""
         self.name, self.path, self.file_bytes = runtime, path, path.stat().st_size
         loaded: Any = runtimes.load(runtime, path)
         self.run: Callable[[Array], Any] = getattr(loaded, "row", loaded.run)
 
 
 def bytes_added(file: File, tiny: File, observation: Array) -> int | None:
-    """Bytes of peak resident memory that loading the file and its first call add, in a process of its own.
+    """Measure the peak resident memory that loading the file and its first call add, in a process of its own.
 
-    tiny: another file of the runtime, of one float32 observation [1, 1], which the process has loaded before. None on
-    systems without /proc. QuarlError where the process does not come to its end: a file can bring a runtime down.
+    Args:
+        file: the file to measure.
+        tiny: another file of the runtime, with one float32 observation [1, 1], which the process loads first.
+        observation: a row [1, *shape] for the call.
+
+    Returns:
+        Bytes, or None on systems without /proc.
+
+    Raises:
+        QuarlError: if the process fails; a damaged file can crash a runtime.
     """
     if not STATUS.exists():
         return None
@@ -49,7 +57,7 @@ def bytes_added(file: File, tiny: File, observation: Array) -> int | None:
 
 
 def added(tiny: str, path: str, runtime: str, dtype: str, *shape: str) -> int:
-    """What `bytes_added` returns, of this process."""
+    """Return the bytes that `bytes_added` reports, measured in this process."""
     warm, observation = File(Path(tiny), runtime), np.zeros([int(n) for n in shape], dtype)
     warm.run(np.zeros((1, 1), np.float32))
     with contextlib.suppress(OSError):

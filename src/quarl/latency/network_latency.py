@@ -18,7 +18,7 @@ from quarl.quant.spec import QuantSpec
 from quarl.rows import Column, EngineName, Precision, Row
 
 PER_TENSOR = "int8-per-tensor"
-"""ONNX Runtime's own dynamic quantisation; its "int8" is quantised per row, as in every engine, at some cost."""
+"""ONNX Runtime's own dynamic quantization, per tensor. The engines' int8 quantizes each row, at some cost."""
 EDGED = ("int4e8", "int3e8", "int2e8")
 """Few bits between a first and a last layer of 8."""
 COLUMNS = (
@@ -46,11 +46,11 @@ class LatencyRow(Row):
     us_p50: Annotated[float, Column("µs p50", formats.three_digits)]
     us_p99: Annotated[float, Column("µs p99", formats.three_digits)]
     us_jitter: Annotated[float, Column("jitter", formats.three_digits)]
-    """Microseconds by which one call and the next differ, in the mean."""
+    """Mean absolute difference of consecutive calls in microseconds."""
     bytes: Annotated[int, Column("file", formats.size)]
-    """Of the file that the engine loads."""
+    """Size of the file that the engine loads."""
     bytes_added: Annotated[int | None, Column("memory", formats.size, optional=True)] = None
-    """What loading the file and its first call add to the peak memory of a process; null where it was not measured."""
+    """Peak memory of a process that loading the file and its first call add; null if it was not measured."""
 
 
 def measure(
@@ -62,10 +62,18 @@ def measure(
     seconds: float = 0.4,
     progress: Callable[[str], None] = lambda label: None,
 ) -> list[LatencyRow]:
-    """Rows of every network, batch and (engine, precision), in that order.
+    """Measure each network at each batch size with each engine and precision.
 
-    seconds: what each row is given.
-    progress: called with the name of each network before it is measured.
+    Args:
+        networks: the networks, with random weights.
+        batches: rows of a call.
+        columns: pairs of engine and precision.
+        seed: seed of weights and observations.
+        seconds: time for each row of the result.
+        progress: called with the name of each network before it is measured.
+
+    Returns:
+        Rows ordered by network, batch and column.
     """
     rows = []
     for network in networks:
@@ -90,7 +98,10 @@ def measure(
 
 
 def _load(policy: Policy, observations: Array, columns: Sequence[tuple[str, str]], batch: int) -> list[Engine]:
-    """Weights are rounded to nearest, which gives the same operators in less time."""
+    """Load an engine for each column.
+
+    Weights are rounded to nearest, which takes less time and gives the same operators.
+    """
     loaded: list[Engine] = []
     for name, precision in columns:
         by_tool = (name, precision) == ("onnx", PER_TENSOR)
@@ -102,19 +113,19 @@ def _load(policy: Policy, observations: Array, columns: Sequence[tuple[str, str]
 
 
 def by_onnxruntime(policy: QuantizedPolicy, batch: int) -> Engine:
-    """A float32 policy after `onnxruntime.quantization.quantize_dynamic`, with its defaults.
+    """Return a float32 policy quantized by `onnxruntime.quantization.quantize_dynamic` with its defaults.
 
-    It is the int8 that users of ONNX Runtime have today. Weights and activations are quantised per tensor: fewer and
-    fused operators, but a row's result depends on the rows beside it, and on processors with AVX2 but without VNNI its
-    sums may saturate. For comparisons only.
+    This is the int8 that users of ONNX Runtime have today, for comparisons only. Weights and activations are quantized
+    per tensor, with fewer and fused operators. A row's result then depends on the other rows of its batch, and sums may
+    saturate on processors with AVX2 but without VNNI.
     """
-    import onnx  # here, and what follows: of an extra, and other latencies do without
+    import onnx  # imported here, because it belongs to an extra that other latencies do not need
     from onnxruntime.quantization import quantize_dynamic
 
     from quarl.engines.onnx import Onnx, write
 
     model = onnx.load_from_string(write(policy, batch))
-    # Shapes are known and nothing is left to fold: the tool need not ask for its preparation step.
+    # All shapes are known and constants are folded, so that the tool need not ask for its preparation step.
     onnx.helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
     with temporary_folder() as folder:
         path = folder / "policy.onnx"

@@ -1,4 +1,4 @@
-"""Networks to time: the sizes that reinforcement learning uses, and observations recorded from real environments."""
+"""Networks to time, in the sizes that reinforcement learning uses, and observations of real environments."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ FRAMES: tuple[int, ...] = (4, 84, 84)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """A policy's sizes."""
+    """The sizes of a policy."""
 
     name: str
     observation_shape: tuple[int, ...]
     hidden: tuple[int, ...]
-    """Widths of the dense layers; the Nature CNN has its three convolutions before them."""
+    """Widths of the dense layers; the three convolutions of the Nature CNN come before them."""
     num_actions: int
 
 
@@ -45,28 +45,28 @@ STANDARD = (
     _mlp(17, (2048, 2048, 2048), 6),
     Network(name="nature-cnn", observation_shape=FRAMES, hidden=(512,), num_actions=6),
 )
-"""Observations and actions are those of LunarLander, HalfCheetah (MuJoCo and PyBullet) and a small Atari game."""
+"""Networks with the observations and actions of LunarLander, HalfCheetah (MuJoCo, PyBullet) and a small Atari game."""
 ENVIRONMENTS = {
     (8,): "LunarLander-v3",
     (17,): "HalfCheetah-v5",
     (26,): "HalfCheetahBulletEnv-v0",
     FRAMES: "CarRacing-v3",
 }
-"""Where observations of each shape are recorded."""
+"""Environments by the shape of their observations."""
 EVERYWHERE = "Acrobot-v1"
-"""Needs no extra; its numbers are repeated to fill other shapes."""
+"""An environment without extras; its numbers are repeated to fill other shapes."""
 
 
 def with_hidden(hidden: tuple[int, ...]) -> Network:
-    """The standard network with these dense layers, or one with 17 observations and 6 actions."""
+    """Return the standard network with these dense layers, or one with 17 observations and 6 actions."""
     standard = (network for network in STANDARD if network.hidden == hidden and network.observation_shape != FRAMES)
     return next(standard, _mlp(17, hidden, 6))
 
 
 def build(network: Network, seed: int = 0) -> Policy:
-    """The network with ReLUs and the weights that torch starts layers with: uniform in ±1 / sqrt(inputs).
+    """Return the network with ReLUs and torch's initial weights, uniform in ±1 / sqrt(inputs).
 
-    How long a call takes does not depend on the values.
+    The time of a call does not depend on the values.
     """
     rng = np.random.default_rng(seed)
 
@@ -100,15 +100,23 @@ def build(network: Network, seed: int = 0) -> Policy:
 
 
 def record(network: Network, num: int = 256, seed: int = 0) -> tuple[Array, str]:
-    """Observations [num, *shape] of random actions, and where they come from.
+    """Record observations of random actions.
 
-    The environment has observations of that shape; where there is none, or its extra is not installed, the numbers of
-    one that is always there are repeated to fill the shape.
+    If no environment has observations of the network's shape, or its extra is missing, the numbers of Acrobot are
+    repeated to fill the shape.
+
+    Args:
+        network: the network that will read the observations.
+        num: number of observations.
+        seed: seed of actions and resets.
+
+    Returns:
+        Observations [num, *shape], and the name of their source.
     """
     shape = network.observation_shape
     is_image = len(shape) == 3
     if env_id := ENVIRONMENTS.get(shape):
-        with contextlib.suppress(QuarlError):  # its extra is not installed
+        with contextlib.suppress(QuarlError):  # the extra of the environment is missing
             seen = _random_steps(env_id, num + (shape[0] - 1 if is_image else 0), seed)
             return (_stacked(seen, shape) if is_image else seen.astype(np.float32)), env_id
     seen = _random_steps(EVERYWHERE, num, seed)
@@ -119,7 +127,7 @@ def record(network: Network, num: int = 256, seed: int = 0) -> tuple[Array, str]
 
 
 def _random_steps(env_id: str, num: int, seed: int) -> Array:
-    """Observations [num, *shape] of consecutive steps, over as many episodes as it takes."""
+    """Return observations [num, *shape] of consecutive steps, over as many episodes as necessary."""
     with held(partial(make, env_id)) as env:
         env.action_space.seed(seed)
         seen: list[Array] = []
@@ -136,7 +144,7 @@ def _random_steps(env_id: str, num: int, seed: int) -> Array:
 
 
 def _stacked(frames: Array, shape: tuple[int, ...]) -> Array:
-    """uint8 [N, 4, 84, 84] of color frames [N + 3, height, width, 3]: grey, the middle cut out, 4 at a time."""
+    """Turn color frames [N + 3, height, width, 3] into gray stacks uint8 [N, 4, 84, 84] of their centers."""
     depth, height, width = shape
     top, left = (frames.shape[1] - height) // 2, (frames.shape[2] - width) // 2
     grey = frames[:, top : top + height, left : left + width].mean(axis=3).astype(np.uint8)

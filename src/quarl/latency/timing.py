@@ -1,8 +1,8 @@
-"""Latency of one call, numpy in to numpy out, on one thread of one process.
+"""Latency of one call, from numpy to numpy, on one thread of one process.
 
-Engines take turns in short blocks whose order changes from round to round, so that a slow moment of the machine meets
-all of them. Each block starts with calls that are not counted: an actor's process runs one policy, whose weights
-stay in the cache.
+Engines take turns in short blocks. Their order changes in each round, so that a slow moment of the machine affects all
+of them. Each block starts with calls that do not count: an actor's process runs one policy, whose weights stay in the
+cache.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MIN_CALLS, MAX_CALLS = 5, 400
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Microseconds of a call."""
+    """Time of a call in microseconds."""
 
     us_p50: float
     us_p99: float
@@ -34,9 +34,18 @@ class Timing:
 
 
 def time_engines(loaded: Sequence[Engine], observations: Array, *, seconds: float = 0.4) -> list[Timing]:
-    """Timings of engines side by side, on observations [N, *shape] that pass by in turn, `engine.batch` rows a call.
+    """Time engines that take turns.
 
-    seconds: time given to each engine, blocks and rounds together (slow ones take longer: 100 calls at least).
+    Args:
+        loaded: the engines.
+        observations: [N, *shape]; each call reads the next `engine.batch` rows.
+        seconds: time for each engine in all rounds. Slow engines take longer, because each makes at least 100 calls.
+
+    Returns:
+        A timing for each engine, in their order.
+
+    Raises:
+        QuarlError: if there are no observations.
     """
     if len(observations) == 0:
         raise QuarlError("latency is measured on recorded observations, and there are none")
@@ -57,7 +66,7 @@ def time_engines(loaded: Sequence[Engine], observations: Array, *, seconds: floa
 
 
 class _Calls:
-    """One engine's calls, and what they took."""
+    """The calls of one engine and their times."""
 
     def __init__(self, engine: Engine, observations: Array) -> None:
         self.run = engine.run
@@ -69,7 +78,7 @@ class _Calls:
         self.nanoseconds: list[int] = []
 
     def prepare(self, seconds: float) -> None:
-        """Warms up, and fits the block's length to the time it is given."""
+        """Warm up, and fit the length of a block to `seconds`."""
         self.block()
         typical = float(np.median(self.nanoseconds))
         self.calls = int(np.clip(1e9 * seconds / typical, MIN_CALLS, MAX_CALLS))
