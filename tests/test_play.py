@@ -174,23 +174,8 @@ def test_who_ended_in_what_is_no_number_does_not_stop_the_other(file, monkeypatc
             return np.full_like(observation, np.nan) if terminated else observation, reward, terminated, *rest
 
     monkeypatch.setitem(registry, "Ends-v0", EnvSpec("Ends-v0", Ends, max_episode_steps=500))
-    words = [
-        "--env",
-        "Ends-v0",
-        "--bits",
-        "int2",
-        "--scheme",
-        "mid-tread",
-        "--seed",
-        "2",
-        "--episodes",
-        "2",
-        "--record",
-        "a.gif",
-        "--json",
-        "rows.json",
-    ]
-    assert main(["play", file, *words]) == 0
+    words = "--env Ends-v0 --bits int2 --scheme mid-tread --seed 2 --episodes 2 --record a.gif --json rows.json"
+    assert main(["play", file, *words.split()]) == 0
     rows = json.loads(Path("rows.json").read_text())["rows"]
     assert [(row["precision"], row["steps"]) for row in rows] == [
         *(("fp32", 10), ("int2", 10)),

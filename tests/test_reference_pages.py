@@ -13,8 +13,6 @@ import reference_pages as reference
 import contracts
 from networks import dense
 from quarl.calibration import quantize
-from quarl.energy import Energy
-from quarl.inspection import LayerRow
 from quarl.policy import artifact, container
 from quarl.policy.operators import OPERATORS
 from quarl.quant.packing import pack
@@ -61,18 +59,6 @@ def test_columns_show_fields_that_the_row_has(command):
     for column in columns(KINDS[command]):
         assert set(column.of) <= set(keys)
         assert not column.before or column.before in keys
-
-
-def test_a_schema_has_types_and_meanings_of_fields_and_of_shared_ones():
-    schema = reference.schema(LayerRow)
-    assert schema["properties"]["shape"] == {
-        "type": ["array"],
-        "description": "[out, in] or [out, in, kh, kw].",
-    }
-    assert schema["properties"]["sqnr_db"]["type"] == ["number", "null"]
-    assert schema["properties"]["sqnr_db"]["description"].startswith("Signal to quantization noise")
-    assert reference.schema(Energy)["properties"]["watts"]["type"] == ["number", "null"]
-    assert "command" not in schema["properties"]
 
 
 def test_the_page_of_artefacts_names_all_that_one_holds():

@@ -93,21 +93,8 @@ def agents(tmp_path_factory):
     if AGENTS.is_dir():
         return AGENTS
     folder = tmp_path_factory.mktemp("agents")
-    words = [
-        "quarl",
-        "train",
-        "--algo",
-        "dqn",
-        "--env",
-        "CartPole-v1",
-        "-n",
-        "2000",
-        "--eval-episodes",
-        "1",
-        "-f",
-        "sb3",
-    ]
-    run(words, folder)
+    words = "quarl train --algo dqn --env CartPole-v1 -n 2000 --eval-episodes 1 -f sb3"
+    run(words.split(), folder)
     return folder
 
 

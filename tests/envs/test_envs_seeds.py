@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import require
+from quarl.envs import make
+from quarl.envs.reseed import needs_fresh
 from quarl.envs.seeds import STREAMS, Stream, action_generator, episode_seed
 
 seeds = st.integers(0, 2**40)
@@ -51,3 +56,21 @@ def test_action_generators_differ_by_stream_seed_and_episode() -> None:
     first = [action_generator(*key).random() for key in [*keys, ("evaluation", 0, 1)]]
     assert len(set(first)) == 4
     assert action_generator(*keys[0]).random() == first[0]
+
+
+@pytest.mark.parametrize(
+    ("env_id", "package", "fresh"),
+    [
+        ("CartPole-v1", "gymnasium", False),
+        ("Acrobot-v1", "gymnasium", False),
+        ("LunarLander-v3", "Box2D", False),
+        ("BipedalWalker-v3", "Box2D", True),
+        ("Hopper-v5", "mujoco", False),
+        ("HopperBulletEnv-v0", "pybullet_envs_gymnasium", False),
+        ("dm_control/cheetah-run-v0", "dm_control", False),
+        ("dm_control/point_mass-hard-v0", "dm_control", False),
+    ],
+)
+def test_only_bipedal_walker_remembers_what_it_played_before(env_id: str, package: str, fresh: bool) -> None:
+    require.module(package)
+    assert needs_fresh(partial(make, env_id), f"test of {env_id}") is fresh

@@ -109,22 +109,9 @@ def hang_and_slow(folder: Path, *, seconds: float, timeout: float = 3.0) -> Row:
 def slow_learner(folder: Path, *, seconds: float) -> Row:
     """Row 14: actors without any limit but their rings, and a learner that trains a large network on large batches."""
     laws = Laws()
-    words = (
-        "--actors",
-        "2",
-        "-n",
-        "100000000",
-        "--updates",
-        "10000",
-        "--samples-per-insert",
-        "8",
-        "--error-buffer",
-        "1e9",
-        "--net-arch",
-        "512,512",
-    )
+    words = "--actors 2 -n 100000000 --updates 10000 --samples-per-insert 8 --error-buffer 1e9 --net-arch 512,512"
     small = ("--params", *SMALL, "buffer_size:5000", "batch_size:4096")
-    with Run(folder, *words, *small) as run:
+    with Run(folder, *words.split(), *small) as run:
         run.ready()
         run.until(lambda: min(actor["wait_s"] for actor in run.rows()[-1]["actors"]) > 5)
         first, pids = run.rows()[-1], [run.process.pid, *run.children().values()]
