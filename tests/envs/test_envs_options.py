@@ -17,8 +17,8 @@ from quarl.calibration import quantize
 from quarl.engines import load
 from quarl.envs import Environment, home_of, in_environment, make
 from quarl.envs.bound import LONGEST, longest
-from quarl.envs.environment import PREPROCESSED
-from quarl.envs.options import EnvironmentOptions, described
+from quarl.envs.environment import PREPROCESSED, described
+from quarl.envs.options import EnvironmentOptions
 from quarl.envs.rollout import TOLD, Play, play
 from quarl.errors import QuarlError, note_once
 from quarl.evaluation import evaluate, record

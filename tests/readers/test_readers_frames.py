@@ -17,7 +17,7 @@ import quarl
 from quarl.cli import main
 from quarl.engines.numpy_operators import as_float
 from quarl.envs import in_environment, make
-from quarl.envs.options import described
+from quarl.envs.environment import described
 from quarl.errors import QuarlError
 from quarl.policy import artifact
 from quarl.policy.graph import Policy

@@ -15,8 +15,8 @@ from quarl.algorithms.learners import learner_class
 from quarl.config import ActorQConfig
 from quarl.config.actorq import GIVEN_ONCE
 from quarl.config.learner_options import completed
-from quarl.envs.environment import Environment
-from quarl.envs.options import OF_ENVIRONMENT, described
+from quarl.envs.environment import Environment, described
+from quarl.envs.options import OF_ENVIRONMENT
 from quarl.errors import QuarlError
 from quarl.readers.zoo import PREPROCESSING
 from quarl.runs.folder import RunFolder

@@ -13,8 +13,8 @@ from quarl.arrays import Array
 from quarl.commands import terminal
 from quarl.config import DistillConfig, ModelConfig, PtqConfig
 from quarl.energy import Energy
-from quarl.envs.environment import Environment, in_environment
-from quarl.envs.options import UNSAID, EnvironmentOptions, described
+from quarl.envs.environment import Environment, described, in_environment
+from quarl.envs.options import UNSAID, EnvironmentOptions
 from quarl.errors import MissingEnvironmentError, QuarlError, note
 from quarl.evaluation import Evaluation
 from quarl.files import write_bytes

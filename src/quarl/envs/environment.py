@@ -6,6 +6,7 @@ Options override the file's own here. A policy's provenance receives them too, s
 from __future__ import annotations
 
 import copy
+import reprlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -29,7 +30,7 @@ from quarl.envs.spaces import check_spaces
 from quarl.envs.suites import ATARI, missing_extra, suite_of
 from quarl.envs.wrappers import Kept, older, shown_to, wrap
 from quarl.errors import RAISED, MissingEnvironmentError, QuarlError, first_line, note_once
-from quarl.policy.graph import Policy
+from quarl.policy.graph import Policy, Provenance
 from quarl.readers.zoo import PREPROCESSING, VEC_FRAME_STACK, Wrappers, wrappers_of
 
 P = TypeVar("P", bound=Policy)
@@ -307,3 +308,14 @@ def home_of(policy: Policy, env_id: str | None = None) -> Environment:
             "the policy does not name the environment it was trained on; name one with --env (env_id or env in Python)"
         )
     return environment
+
+
+def described(source: Provenance | Environment) -> str:
+    """Return a one-line description of the environment: its id, arguments, wrappers and limit."""
+    parts = [source.env_id, *(f"{name}={value}" for name, value in source.env_kwargs.items())]
+    for name, arguments in source.wrappers:
+        inside = ", ".join(f"{k}={reprlib.repr(v) if isinstance(v, list) else v}" for k, v in arguments.items())
+        parts.append(f"{name.rpartition('.')[2]}{f'({inside})' if inside else ''}")
+    if source.max_episode_steps is not None:
+        parts.append(f"episodes of at most {source.max_episode_steps:,} steps")
+    return ", ".join(parts)

@@ -5,11 +5,10 @@ They are written once, into an `Environment` or into hyper-parameters in RL Zoo'
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quarl import literals
 from quarl.config.environment import NONE, EnvironmentConfig, named_wrapper
@@ -18,9 +17,6 @@ from quarl.envs.wrappers import dotted
 from quarl.errors import QuarlError
 from quarl.policy.graph import Provenance
 from quarl.readers.zoo import VEC_FRAME_STACK, Wrappers, stacked, wrappers_of
-
-if TYPE_CHECKING:
-    from quarl.envs.environment import Environment
 
 OF_ENVIRONMENT = ("env_kwargs", "env_wrapper", "frame_stack")
 """Hyper-parameters of RL Zoo that describe the construction of environments."""
@@ -121,14 +117,3 @@ def _arguments(values: Mapping[str, Any], where: Path) -> dict[str, Any]:
         return literals.mapping(arguments)
     except ValueError:
         raise QuarlError(f"{where}: env_kwargs is {str(arguments)[:60]!r}; write dict(...) of plain values") from None
-
-
-def described(source: Provenance | Environment) -> str:
-    """Return a one-line description of the environment: its id, arguments, wrappers and limit."""
-    parts = [source.env_id, *(f"{name}={value}" for name, value in source.env_kwargs.items())]
-    for name, arguments in source.wrappers:
-        inside = ", ".join(f"{k}={reprlib.repr(v) if isinstance(v, list) else v}" for k, v in arguments.items())
-        parts.append(f"{name.rpartition('.')[2]}{f'({inside})' if inside else ''}")
-    if source.max_episode_steps is not None:
-        parts.append(f"episodes of at most {source.max_episode_steps:,} steps")
-    return ", ".join(parts)

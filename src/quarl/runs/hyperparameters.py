@@ -19,9 +19,9 @@ from quarl.config import TrainConfig
 from quarl.config.environment import spelled
 from quarl.config.learner_options import completed
 from quarl.envs.bound import LIMIT, longest
-from quarl.envs.environment import Environment
+from quarl.envs.environment import Environment, described
 from quarl.envs.names import is_atari
-from quarl.envs.options import OF_ENVIRONMENT, EnvironmentOptions, described
+from quarl.envs.options import OF_ENVIRONMENT, EnvironmentOptions
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.inert.yaml import read_yaml
 from quarl.readers.zoo import vecnormalize_options

@@ -54,25 +54,12 @@ class Run:
         self._skip = 0
         self._skip = len(self.rows())
         command = Path(sys.executable).with_name("quarl")
-        options = (
-            "--algo",
-            "dqn",
-            "--env",
-            env,
-            "--eval-freq",
-            "0",
-            "--net-arch",
-            "32,32",
-            "-o",
-            str(self.output),
-            "--preset",
-            "none",
-        )
+        options = f"--algo dqn --env {env} --eval-freq 0 --net-arch 32,32 --preset none".split()
         path = os.pathsep.join([str(TESTS), str(TESTS.parent / "src"), os.environ.get("PYTHONPATH", "")])
         settings = json.dumps({"folder": str(self.counts), **(chaos or {})})
         self._file = self.log.open("wb")
         self.process = subprocess.Popen(
-            [str(command), "actorq", *options, "--params", *SMALL, *words],
+            [str(command), "actorq", *options, "-o", str(self.output), "--params", *SMALL, *words],
             stdout=self._file,
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONPATH": path, "QUARL_CHAOS": settings, **(variables or {})},
