@@ -130,15 +130,15 @@ def test_every_verb_explains_every_option(verb, capsys):
     ("words", "said"),
     [
         ("", "Expected one of {ptq, distill, train, .*demo}; see quarl --help"),
-        ("--seed 3 ptq a.zip", "ptq cannot take --seed where it stands; see quarl --help"),
+        ("--seed 3 ptq a.zip", "ptq cannot take --seed at this position; see quarl --help"),
         ("pqt m.zip", r"unknown verb 'pqt'; did you mean 'ptq'\? \(known: ptq, distill, train, "),
         ("study rnu smoke", "Expected one of {run, status, report}; see quarl study --help"),
         ("train --aglo ppo --env x", "train has no option --aglo; did you mean '--algo'; see quarl train --help"),
         ("ptq a.zip --frob", "ptq has no option --frob; see quarl ptq --help"),
-        ("inspect a.zip --bits 8 4", "inspect has no use for '4'; see quarl inspect --help"),
-        ("ptq a.zip --seed x", "Error parsing --seed: 'x' is no whole number; see quarl ptq --help"),
-        ("actorq --actors 2.5", "Error parsing --actors: '2.5' is no whole number"),
-        ("train -n inf", "'inf' is no whole number"),
+        ("inspect a.zip --bits 8 4", "inspect got an unexpected argument '4'; see quarl inspect --help"),
+        ("ptq a.zip --seed x", "Error parsing --seed: 'x' is not a whole number; see quarl ptq --help"),
+        ("actorq --actors 2.5", "Error parsing --actors: '2.5' is not a whole number"),
+        ("train -n inf", "'inf' is not a whole number"),
         ("train --energy-watts x", "Error parsing --energy-watts: 'x' is not a number"),
         ("ptq a.zip --mode foo", r"'foo' for argument '--mode'\. Expected one of \('dynamic', 'static'\); see"),
         ("actorq --learning_rate=1e-3", "no option --learning_rate; use --params learning_rate:1e-3; see"),
@@ -147,7 +147,7 @@ def test_every_verb_explains_every_option(verb, capsys):
         ("train --env-file x", "train has no option --env-file; see quarl train --help"),
         ("ptq x --environment CartPole-v1", "did you mean '--env'"),
         ("help frob", r"unknown verb 'frob' \(known: ptq, "),
-        ("completion", "is for one of bash, zsh, fish"),
+        ("completion", "requires one of bash, zsh, fish"),
     ],
 )
 def test_words_that_no_verb_knows_are_one_line(words, said, capsys):
@@ -458,13 +458,13 @@ def test_demo_shows_a_clear_agent_beside_naive_and_its_limits(capsys, monkeypatc
 def test_rows_replace_no_model(models, capsys):
     before = (models / "policy.safetensors").read_bytes()
     said = refused(capsys, "eval", models / "policy.safetensors", "--json", models / "policy.safetensors")
-    assert "would replace a file that holds no JSON" in said
+    assert "would overwrite a file that is not JSON" in said
     assert (models / "policy.safetensors").read_bytes() == before
 
 
 @pytest.mark.parametrize("words", [["ptq", "x", "-o", ""], ["eval", ""], ["ptq", "x", "--output="]])
 def test_an_empty_word_is_no_folder(words, capsys):
-    assert "shell variable that is not set" in refused(capsys, *words)
+    assert "unset shell variable" in refused(capsys, *words)
 
 
 @pytest.mark.slow

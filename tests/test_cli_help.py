@@ -52,8 +52,8 @@ def test_every_option_stands_in_a_group_and_what_verbs_share_in_the_same_one(ver
         "--output": "output",
         "--env-kwargs": "environment",
         "--energy-watts": "energy",
-        "--bits": "quantisation",
-        "--qat": "quantisation",
+        "--bits": "quantization",
+        "--qat": "quantization",
         "--params": "training",
         "--device": "advanced",
     }
@@ -73,7 +73,7 @@ def test_an_option_is_shown_with_its_names_value_default_and_meaning():
         value="N",
         choices=(),
         default="RL Zoo's, or 100000",
-        meaning="Environment steps, of all actors together; of a run that goes on, all from its beginning.",
+        meaning="Total environment steps of all actors; for a resumed run, counted from its beginning.",
         group=WHAT,
     )
     # declared anew, with other words, in the group of its first declaration
@@ -201,7 +201,7 @@ def test_verbose_says_what_is_loaded_read_and_played(policy, capsys):
 
 
 def test_verbose_and_quiet_exclude_each_other_and_last_for_one_command(policy, capsys):
-    assert "--verbose and --quiet exclude each other" in refused(capsys, "eval", policy, "-v", "-q")
+    assert "--verbose and --quiet are mutually exclusive" in refused(capsys, "eval", policy, "-v", "-q")
     assert main(["eval", policy, "--episodes", "1", "-v"]) == 0
     capsys.readouterr()
     assert main(["eval", policy, "--episodes", "1"]) == 0

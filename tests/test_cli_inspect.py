@@ -141,7 +141,7 @@ def test_words_of_a_model_are_paths_or_pairs():
     ("words", "said"),
     [
         ("", "MODEL is missing"),
-        ("dqn -f {}/zoo", "-f FOLDER goes with ALGO ENV, or with words ALGO/ENV"),
+        ("dqn -f {}/zoo", "-f FOLDER requires ALGO ENV, or words ALGO/ENV"),
         ("dqn CartPole-v1 ppo -f {}/zoo", "got 'dqn'"),
         ("dqn/CartPole-v1 / -f {}/zoo", "got ''"),
         ("dqn/CartPole-v1 a2c/CartPole-v1 -f {}/zoo", "no folder .*a2c"),

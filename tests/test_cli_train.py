@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
     [
         (
             "--algo trpo",
-            "trpo is not trained here (what is: ppo, a2c, dqn, ddpg, td3, sac, d4pg): train it",
+            "trpo cannot be trained here (available: ppo, a2c, dqn, ddpg, td3, sac, d4pg): train it",
         ),
         ("--algo d4pg", "d4pg on CartPole-v1 is n/a"),
         ("--env Taxi-v3", " is Discrete, but training needs a Box"),

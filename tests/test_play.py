@@ -137,7 +137,7 @@ def test_on_a_window_pictures_come_at_the_environment_s_rate(file, monkeypatch):
     ("words", "says"),
     [
         ([], "there is no display to open a window on: add --record play.mp4"),
-        (["--record", "a.avi"], "--record a.avi is no video: end its name in .mp4 or .gif"),
+        (["--record", "a.avi"], "--record a.avi is not a video: use a file name with .mp4 or .gif"),
         (["--record", "missing/none/a.gif", "--bits", "1"], "bits"),
         (["--record", "/proc/a.gif"], "cannot write to /proc: choose a folder that exists or can be made"),
     ],

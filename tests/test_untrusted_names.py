@@ -121,7 +121,7 @@ def test_what_a_file_names_is_refused_in_one_line_and_never_imported(name, evil,
 
 
 def test_the_line_says_how_to_go_on_with_an_environment_of_one_s_own(capsys):
-    said = f"quarl: run/args.yml names a module to import, which only you may do: add --env {EVIL}"
+    said = f"quarl: run/args.yml names a module to import, which needs your consent: add --env {EVIL}"
     assert refused(capsys, *actorq_run(env=EVIL)) == said
 
 

@@ -120,5 +120,5 @@ def test_a_run_with_no_update_is_refused_before_it_begins(tmp_path, capsys):
 
 
 def test_a_delay_beyond_the_tuned_length_is_refused():
-    with pytest.raises(QuarlError, match="not within the run of 50,000 steps"):
+    with pytest.raises(QuarlError, match="is beyond the run's 50,000 steps"):
         adopted("--qat", "w8a8", "--quant-delay", "60000")

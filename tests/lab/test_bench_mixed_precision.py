@@ -195,7 +195,7 @@ def test_differences_are_paired_by_seed():
 def test_policies_are_those_of_the_experiment_or_any_widths():
     assert [sizes(name) for name in ("A", "B", "C", "64,256")] == [(128, 128), (512, 512), (1024, 2048), (64, 256)]
     assert MixedPrecisionConfig().chosen() == ("A", "B", "C")
-    with pytest.raises(QuarlError, match="'D' is none of A"):
+    with pytest.raises(QuarlError, match="unknown --policies 'D'"):
         sizes("D")
 
 
@@ -213,14 +213,14 @@ def test_policy_kwargs_are_those_given_and_the_policy_s():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--policies D", "--policies 'D' is none of A (128,128)"),
+        ("--policies D", "unknown --policies 'D'; use A (128,128)"),
         ("--batch-size 0", "--batch-size must be at least 1"),
         ("--seconds 0", "--seconds and --minutes must be above 0"),
-        ("--params policy_kwargs:dict(net_arch=[8])", "net_arch is what --policies says"),
-        ("--params policy_kwargs:[8]", "policy_kwargs:[8] is no dict(...)"),
-        ("--params policy_kwargs:dict(open('x'))", "is no dict(...)"),
-        ("--params batch_size:64", "--params batch_size is what --batch-size says: drop it"),
-        ("--params buffer_size:5", "--params buffer_size is fixed where updates are timed: drop it"),
+        ("--params policy_kwargs:dict(net_arch=[8])", "net_arch is set by --policies"),
+        ("--params policy_kwargs:[8]", "policy_kwargs:[8] is not a dict(...)"),
+        ("--params policy_kwargs:dict(open('x'))", "is not a dict(...)"),
+        ("--params batch_size:64", "--params batch_size duplicates --batch-size: drop it"),
+        ("--params buffer_size:5", "--params buffer_size is fixed in this benchmark: drop it"),
         ("--what learning", "has no option --what; use quarl study run studies/mixed-precision-learning.yml"),
         ("--env CartPole-v1 --policies 4,8", "WideCNN requires images"),
     ],

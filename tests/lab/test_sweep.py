@@ -174,8 +174,8 @@ def test_an_agent_that_was_replaced_since_the_plan_is_no_result(
         (["--env", "CartPol-v1"], "did you mean 'CartPole-v1'"),
         (["--algo", "ddpg"], "ddpg needs a continuous action space"),
         (["-i", "none.zip"], "none.zip"),
-        (["--methods", "ptq", "--quant-delay", "5"], "--quant-delay belongs to --methods qat: drop it"),
-        (["--methods", "ptq", "-i", "{}"], "--n-timesteps is of trainings, and with --trained-agent and --methods ptq"),
+        (["--methods", "ptq", "--quant-delay", "5"], "--quant-delay requires --methods qat: drop it"),
+        (["--methods", "ptq", "-i", "{}"], "--n-timesteps requires a training, and --trained-agent with --methods ptq"),
         (["--algo", "ppo", "-n", "512", "--quant-delay", "500"], "the last rollout of this run starts at"),
         (["--params", "lerning_rate:1e-3"], "did you mean 'learning_rate'"),
         (["-i", "{}", "--algo", "ppo"], "dqn"),
@@ -194,7 +194,7 @@ def test_a_delay_is_compared_with_the_tuned_length_where_none_is_given(tmp_path:
     config.check()
     assert sweep.check(config).n_timesteps == 50_000
     assert main(["sweep", "--algo", "dqn", "--quant-delay", "50000", "-o", str(tmp_path)]) == 2  # the zoo's own length
-    assert "--quant-delay 50,000 is not within the run of 50,000 steps" in capsys.readouterr().err
+    assert "--quant-delay 50,000 is beyond the run's 50,000 steps" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -94,7 +94,7 @@ def test_a_quantised_policy_is_timed_as_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("policy.quarl --widths 8", "--widths is of policies that are made up"),
+        ("policy.quarl --widths 8", "--widths and MODEL are mutually exclusive"),
         ("--bits 8", "--bits is of a MODEL"),
         ("nowhere.tflite", "no file nowhere.tflite"),
         ("exact.tflite", "exact.tflite holds no contract"),

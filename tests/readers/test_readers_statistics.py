@@ -248,7 +248,7 @@ def test_statistics_beside_several_agents_are_matched_by_shape(lay, shape: tuple
 
 def test_training_takes_statistics_with_the_agent_they_are_of(capsys: pytest.CaptureFixture[str]):
     assert main(["train", "--env", "CartPole-v1", "--normalize", "none"]) == 2
-    assert "--normalize says how a trained agent observed: add -i MODEL" in capsys.readouterr().err
+    assert "--normalize requires -i MODEL" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -344,7 +344,7 @@ def args(change):
         *(
             (
                 args(lambda text, params=params: yaml.safe_dump(yaml.safe_load(text) | {"params": params})),
-                "is malformed: params are no list of NAME:VALUE",
+                "is malformed: params is not a list of NAME:VALUE",
             )
             for params in ("gamma", {"gamma": 0.9}, [0.9])
         ),

@@ -1,4 +1,4 @@
-"""What each verb of the command line can be told: one dataclass a verb, whose docstrings are the --help text.
+"""Options of the command line: one dataclass for each verb, whose docstrings are the --help text.
 
 Nothing here imports numpy, torch or an environment, so that `--help` answers at once.
 """
@@ -41,21 +41,21 @@ from quarl.quant.spec import QuantSpec
 
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig(ModelConfig):
-    """Play episodes with a policy as it is, float or quantised, and report its returns."""
+    """Play episodes with a policy as it is, float or quantized, and report its returns."""
 
     verb: ClassVar[str] = "eval"
     examples = ("quarl eval out/int8.safetensors --episodes 100", "quarl eval quarl-export/policy.tflite")
 
     engine: EngineName = "litert"
-    """What runs the policy."""
+    """Inference engine that runs the policy."""
     episodes: int = 100
-    """Episodes to play."""
+    """Number of episodes to play."""
     batch: Annotated[int, ADVANCED] = 16
-    """Episodes played side by side; returns do not depend on it."""
+    """Number of episodes played in parallel; returns do not depend on it."""
     workers: Annotated[int, ADVANCED] = 1
-    """Processes that share the episodes; worth it where a step of the environment is slow."""
+    """Number of processes that share the episodes; useful if environment steps are slow."""
     stochastic: Flag = False
-    """Sample actions; without either flag the zoo's convention for this agent holds."""
+    """Sample actions. Without --stochastic or --deterministic, the zoo's convention for this agent applies."""
     deterministic: Flag = False
     """Take the greedy or mean action."""
 
@@ -63,21 +63,21 @@ class EvalConfig(ModelConfig):
         super().check()
         at_least_one(episodes=self.episodes, batch=self.batch, workers=self.workers)
         if self.stochastic and self.deterministic:
-            raise QuarlError("--stochastic and --deterministic exclude each other: keep one")
+            raise QuarlError("--stochastic and --deterministic are mutually exclusive: keep one")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlayConfig(ModelConfig):
-    """Show a quantised agent at work beside float: from the same start, side by side, on a window or in a video."""
+    """Show a quantized agent beside the float one, from the same start, in a window or a video."""
 
     verb: ClassVar[str] = "play"
     examples = ("quarl play logs/dqn/CartPole-v1_1 --bits 4 --record play.mp4",)
 
     bits: Annotated[str, shown("BITS"), QUANTISATION] = "8"
-    """fp16, bf16, an integer 2..32, or wNaM."""
+    """Precision: fp16, bf16, an integer 2..32, or wNaM."""
     scheme: Annotated[str, shown("NAME", meaning=SCHEME_HELP), QUANTISATION] = "default"
     episodes: int = 1
-    """Episodes to show, one after the other: the first ones of `quarl eval` with the same seed."""
+    """Number of episodes to show, in sequence: the first ones of `quarl eval` with the same seed."""
     record: Annotated[Path | None, shown("FILE", default="a window"), OUTPUT] = None
     """Write a video, .mp4 or .gif, which needs no display."""
 
@@ -86,32 +86,31 @@ class PlayConfig(ModelConfig):
         at_least_one(episodes=self.episodes)
         QuantSpec.parse(self.bits, scheme=self.scheme)
         if self.record is not None and self.record.suffix not in VIDEOS:
-            raise QuarlError(f"--record {self.record} is no video: end its name in {' or '.join(VIDEOS)}")
+            raise QuarlError(f"--record {self.record} is not a video: use a file name with {' or '.join(VIDEOS)}")
         for package in ("matplotlib", *(("pygame",) if self.record is None else VIDEOS[self.record.suffix])):
             if importlib.util.find_spec(package) is None:
-                raise QuarlError(
-                    f"quarl play needs an extra for that: pip install 'quarl[video]' ({package} is missing)"
-                )
+                raise QuarlError(f"quarl play needs an extra: pip install 'quarl[video]' ({package} is missing)")
         if self.record is not None:
             check_folder(self.record.parent)
 
 
 VIDEOS = {".mp4": ("imageio", "imageio_ffmpeg"), ".gif": ("imageio",)}
-"""By the ending of a video's name, the packages that write it."""
+"""Packages that write a video, by its file extension."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InspectConfig(ModelConfig):
-    """Show what a precision does to weights: ranges, histogram, levels, noise, saturation; several models compared."""
+    """Show the effect of a precision on weights: ranges, histogram, levels, noise, saturation; compare models."""
 
     verb: ClassVar[str] = "inspect"
     examples = ("quarl inspect model.zip --bits 8 -o weights", "quarl inspect model.zip out/int8.safetensors")
 
     model: Positional[Annotated[tuple[str, ...], shown("MODEL ...")]] = ()
-    """What other verbs take, or a file of weights: .safetensors, .pt, .onnx, .tflite or a frozen TensorFlow .pb.
-    Several are compared; with -f FOLDER these are words ALGO/ENV."""
+    """Model as for other verbs, or a file of weights: .safetensors, .pt, .onnx, .tflite or a frozen TensorFlow .pb.
+    Several are compared; with -f FOLDER, give words ALGO/ENV.
+    """
     bits: Annotated[str, shown("BITS"), QUANTISATION] = "8"
-    """fp16, bf16, an integer 2..32, or wNaM; a policy that is already quantised is shown as it is."""
+    """Precision: fp16, bf16, an integer 2..32, or wNaM. A policy that is already quantized keeps its own."""
     scheme: Annotated[str, shown("NAME", meaning=SCHEME_HELP), QUANTISATION] = "default"
     env: EnvId = None
     """Gymnasium id of the environment, for schemes that calibrate; or my_module:MyEnv-v0."""
@@ -126,28 +125,28 @@ class InspectConfig(ModelConfig):
         for words in self.models() if self.folder is not None else ():
             if len(words) != 2 or not all(words):
                 raise QuarlError(
-                    f"-f FOLDER goes with ALGO ENV, or with words ALGO/ENV as in dqn/CartPole-v1, got {words[0]!r}"
+                    f"-f FOLDER requires ALGO ENV, or words ALGO/ENV such as dqn/CartPole-v1, got {words[0]!r}"
                 )
 
     def models(self) -> list[tuple[str, ...]]:
-        """Each model: a path, or the two words ALGO ENV."""
+        """Return each model: a path, or the two words ALGO ENV."""
         if self.folder is None:
             return [(word,) for word in self.model]
         if len(self.model) == 2 and "/" not in self.model[0]:
             return [self.model]
-        return [tuple(word.split("/", 1)) for word in self.model]  # an id may have a slash as well: dqn/ALE/Pong-v5
+        return [tuple(word.split("/", 1)) for word in self.model]  # an id may contain a slash as well: dqn/ALE/Pong-v5
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvsConfig(EnvironmentConfig):
-    """List the suites of environments, or say of one environment what it is like and which algorithms fit."""
+    """List the suites of environments, or describe one environment and the algorithms that fit."""
 
     verb: ClassVar[str] = "envs"
     examples = ("quarl envs LunarLander-v3", "quarl envs --suite atari")
     positional: ClassVar[tuple[str, ...]] = ("env",)
 
     env: Positional[Annotated[tuple[str, ...], shown("[ID]")]] = ()
-    """Gymnasium id of an environment; without it all suites."""
+    """Gymnasium id of an environment; without it, all suites are listed."""
     suite: Annotated[str | None, shown("NAME", default="all")] = None
     """List the ids of this suite: classic, toy-text, box2d, mujoco, atari, pybullet, robotics, panda or dm-control."""
 
@@ -156,14 +155,14 @@ class EnvsConfig(EnvironmentConfig):
         if len(self.env) > 1:
             raise QuarlError(f"ID is one environment, got {len(self.env)} words: {' '.join(self.env)}")
         if not self.env:
-            self.refuse(OPTIONS, "is of one environment", "name its ID")
+            self.refuse(OPTIONS, "requires an environment", "add its ID")
         if self.env and self.suite is not None:
-            raise QuarlError(f"ID {self.env[0]} is of one suite already: drop --suite")
+            raise QuarlError(f"ID {self.env[0]} and --suite are mutually exclusive: drop --suite")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorConfig(Config):
-    """Check this machine: instruction sets, versions, extras, pairs of versions known to be bad."""
+    """Check this machine: instruction sets, versions, extras, and combinations of versions known to be broken."""
 
     verb: ClassVar[str] = "doctor"
     examples = ("quarl doctor --json doctor.json",)
@@ -171,7 +170,7 @@ class DoctorConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class DemoConfig(Config):
-    """Quantize a trained agent that comes with QuaRL, and write table and report."""
+    """Quantize a trained agent that is included in QuaRL, and write table and report."""
 
     verb: ClassVar[str] = "demo"
     examples = ("quarl demo -o quarl-demo",)
@@ -179,7 +178,7 @@ class DemoConfig(Config):
     seed: int = 0
     """Seed of the episodes."""
     output: Output = Path("quarl-demo")
-    """Folder for the agent and what `quarl ptq` makes of it."""
+    """Folder for the agent and the results of `quarl ptq`."""
 
 
 __all__ = [
@@ -234,4 +233,4 @@ VERBS: tuple[type[Config | BenchConfig | ClusterConfig | StudyConfig], ...] = (
     DoctorConfig,
     DemoConfig,
 )
-"""In the order of the help text."""
+"""All verbs, in the order of the help text."""

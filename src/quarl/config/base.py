@@ -1,4 +1,4 @@
-"""What all verbs share: the shell command that repeats a run, and the checks before anything is read or run."""
+"""Common parts of all verbs: the shell command that repeats a run, and checks before anything is read or run."""
 
 from __future__ import annotations
 
@@ -36,56 +36,64 @@ Steps = Annotated[int | None, shown("N", "-n", default="RL Zoo's, or 100000")]
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What all verbs share."""
+    """Options that all verbs have."""
 
     verb: ClassVar[str]
     examples: ClassVar[tuple[str, ...]]
-    """Whole commands, the common one first."""
+    """Complete commands, the common one first."""
     positional: ClassVar[tuple[str, ...]] = ("model",)
-    """Options that stand before the others, without their names."""
+    """Positional arguments, which precede the options and have no option name."""
 
     json: JsonFile = None
-    """Also write the rows to this file; - prints them, and all else on stderr."""
+    """Also write the rows to this JSON file; - prints them, and everything else on stderr."""
     verbose: Annotated[Flag, shown(None, "-v"), OUTPUT] = False
-    """Also say on stderr what is read, found and guessed, with files, versions and times."""
+    """Also report on stderr files read, values detected, versions and times."""
     quiet: Annotated[Flag, shown(None, "-q"), OUTPUT] = False
-    """Say nothing on stderr but errors, and on stdout results alone: neither progress nor the command that repeats."""
+    """Print only errors on stderr and results on stdout: no progress, and no command that repeats the run."""
 
     def check(self) -> None:
-        """Refuses values out of range and a --json that cannot be written, before anything is read or run."""
+        """Refuse invalid values, and a --json that cannot be written, before anything is read or run."""
         if self.verbose and self.quiet:
-            raise QuarlError("--verbose and --quiet exclude each other: keep one")
+            raise QuarlError("--verbose and --quiet are mutually exclusive: keep one")
         file = self.json
         if file is not None and file not in STDOUT and not _is_writable(file):
-            raise QuarlError(f"cannot write --json {file}: name a file in a folder that exists and is writable")
+            raise QuarlError(f"cannot write --json {file}: use a file in a writable folder")
         if file is not None and file.is_file() and not _may_be_replaced(file):
-            raise QuarlError(f"--json {file} would replace a file that holds no JSON: name another")
+            raise QuarlError(f"--json {file} would overwrite a file that is not JSON: use another file")
         seed = getattr(self, "seed", None)
         if seed is not None and not 0 <= seed < SEEDS:
             raise QuarlError(f"--seed must be between 0 and 2**32 - 1, got {seed}")
 
     def look(self) -> None:
-        """Refuses what is not there, before anything is loaded that takes seconds."""
+        """Refuse missing files before anything is loaded that takes seconds."""
 
     def refuse(self, names: Sequence[str], why: str, fix: str = "drop it") -> None:
-        """Refuses options that nothing would come of."""
+        """Refuse options that would have no effect.
+
+        Args:
+            names: Names of the options' fields.
+            why: Reason, for the error message.
+            fix: Remedy, for the error message.
+        """
         for field in dataclasses.fields(self):
             if field.name in names and getattr(self, field.name) != field.default:
                 raise QuarlError(f"--{field.name.replace('_', '-')} {why}: {fix}")
 
     @property
     def typed(self) -> frozenset[str]:
-        """Options that the command line named, be it with their defaults; none where no words were parsed."""
+        """Options that were typed, even with their defaults; empty if no command line was parsed."""
         names: frozenset[str] = vars(self).get("_typed", frozenset())
         return names
 
     def came_from(self, words: Sequence[str]) -> None:
-        """Remembers which options these words name."""
+        """Remember the options that these words name."""
         named = {word.partition("=")[0][2:].replace("-", "_") for word in words if word.startswith("--")}
         vars(self)["_typed"] = frozenset(field.name for field in dataclasses.fields(self)) & named
 
     def command_line(self) -> str:
-        """The shell command that repeats this run: its seed and episodes, and all that differs from the defaults."""
+        """Return the shell command that repeats this run: its seed and episodes, and all values that differ from the
+        defaults.
+        """
         words = ["quarl", *self.verb.split()]
         options: list[str] = []
         for field in dataclasses.fields(self):
@@ -100,16 +108,16 @@ class Config:
 
 
 STDOUT = (Path("-"), Path("/dev/stdout"))
-"""Names of --json that mean: print the rows as JSON, and everything else on stderr."""
+"""Values of --json that print the rows as JSON on stdout, and everything else on stderr."""
 SEEDS = 2**32
-"""Numbers that every generator takes as a seed."""
+"""Number of seeds that every generator accepts."""
 WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
-"""What is said of an option of the type."""
+"""Description of an option's value, by type."""
 METERED = ("energy", "energy_watts", "energy_country")
 """Options of MeteredConfig."""
 LOUDNESS = ("verbose", "quiet")
 ASIDE = ("json", *LOUDNESS, *METERED)
-"""Options on which no result depends but the energy itself."""
+"""Options that affect no result except the measured energy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,28 +125,28 @@ class MeteredConfig(Config):
     """A verb whose energy can be measured."""
 
     energy: Annotated[Flag, ENERGY] = False
-    """Also measure joules and grams of CO2; how they were found stands beside them."""
+    """Also measure joules and grams of CO2, and report the method."""
     energy_watts: Annotated[float | None, shown("W", default="counters, or codecarbon's guess"), ENERGY] = None
-    """Watts of a busy core: energy is processor time times these."""
+    """Watts of a busy core: energy is processor time times this value."""
     energy_country: Annotated[str | None, shown("ISO", default="world average"), ENERGY] = None
-    """Whose electricity, as in FRA or USA: how many grams a kilowatt-hour is."""
+    """Country of the electricity, such as FRA or USA, for its grams of CO2 per kilowatt-hour."""
 
     def check(self) -> None:
         super().check()
         for name in METERED[1:]:
             if getattr(self, name) is not None and not self.energy:
-                raise QuarlError(f"--{name.replace('_', '-')} says how to measure energy: add --energy")
+                raise QuarlError(f"--{name.replace('_', '-')} requires --energy: add it")
         if self.energy_watts is not None and not 0 < self.energy_watts < math.inf:
             raise QuarlError(f"--energy-watts must be above 0, got {self.energy_watts:g}")
 
 
 def summary(kind: type[Any]) -> str:
-    """What a verb does, in a sentence without its full stop."""
+    """Return the first sentence of a verb's description, without its period."""
     return " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split()).removesuffix(".")
 
 
 def in_words(value: Any) -> str:
-    """An option's value as it is typed; nothing of what is off or not there."""
+    """Return an option's value as it is typed; empty if it is off or missing."""
     if value is None or value is False:
         return ""
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
@@ -152,40 +160,40 @@ def _option(name: str, value: Any) -> list[str]:
 
 
 def at_least_one(**values: int | str | None) -> None:
-    """Refuses counts below 1; None is not given, and auto is none."""
+    """Refuse counts below 1; None and auto pass."""
     for name, value in values.items():
         if isinstance(value, int) and value < 1:
             raise QuarlError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
 
 
 def zero_is_off(**values: float) -> None:
-    """Refuses negative intervals of what is done now and then; the zoo's way to switch it off is 0."""
+    """Refuse negative intervals; as in the zoo, 0 switches the action off."""
     for name, value in values.items():
         if not value >= 0:
             raise QuarlError(f"--{name.replace('_', '-')} must not be negative, got {value}; 0 switches it off")
 
 
 def check_device(name: str) -> None:
-    """Refuses a device that PyTorch does not know by this name."""
+    """Refuse a device name that PyTorch does not know."""
     if not re.fullmatch(r"auto|(cpu|cuda|mps|xpu|hpu|mtia)(:[0-9]+)?", name):
         raise QuarlError(f"--device is {name[:60]!r}; use auto, cpu, cuda or another of PyTorch's")
 
 
 def check_tracking(track: str) -> None:
-    """Refuses a tracker that is not installed."""
+    """Refuse a tracker that is not installed."""
     if track != "none" and importlib.util.find_spec(track) is None:
         raise QuarlError(f"--track {track} needs an extra: pip install 'quarl[{track}]'")
 
 
 def check_folder(folder: Path) -> None:
-    """Refuses an output folder that cannot be written."""
+    """Refuse an output folder that cannot be written."""
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists() or path.is_symlink())
     if not _takes_files(nearest):
         raise QuarlError(f"cannot write to {folder}: choose a folder that exists or can be made")
 
 
 def is_kept(file: Path) -> bool:
-    """Whether what is there is written to and not replaced: a link, or no file, as a pipe or a device is none."""
+    """Return True if the file must be written in place instead of replaced: a link, a pipe or a device."""
     return file.is_symlink() or (file.exists() and not file.is_file())
 
 
@@ -194,13 +202,13 @@ def _is_writable(file: Path) -> bool:
 
 
 def _may_be_replaced(file: Path) -> bool:
-    """Whether it is empty or may be JSON, as rows are: a model named by mistake begins with other bytes."""
+    """Return True if the file is empty or may be JSON; a model given by mistake begins with other bytes."""
     with file.open("rb") as opened:
         return opened.read(64).lstrip()[:1] in (b"", b"{", b"[")
 
 
 def _takes_files(folder: Path) -> bool:
-    """Whether files can be made there, found by trying: root's permissions do not say it of /proc."""
+    """Return True if files can be created in the folder, by trying: root's permissions do not tell for /proc."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return True
@@ -211,9 +219,12 @@ def _takes_files(folder: Path) -> bool:
 def hyperparameters(
     params: tuple[str, ...], read: Callable[[str], Any] = literals.written, flag: str = "--params"
 ) -> dict[str, Any]:
-    """The words NAME:VALUE of `flag` by name, as a config.yml has them.
+    """Return the words NAME:VALUE of `flag` by name, as in a config.yml.
 
-    read: what makes a value of a VALUE, which it may refuse with ValueError.
+    Args:
+        params: Words of the option.
+        read: Converts a VALUE, and raises ValueError for an invalid one.
+        flag: Name of the option, for error messages.
     """
     values: dict[str, Any] = {}
     for text in params:
@@ -229,7 +240,7 @@ def hyperparameters(
 
 
 def check_types(config: Any) -> None:
-    """Raises QuarlError, naming the option, for a value that is none of its type's: a study's file can say anything."""
+    """Raise QuarlError for an option whose value has the wrong type: the value may come from a study file."""
     for name, hint in get_type_hints(type(config)).items():
         value, kinds = getattr(config, name), get_args(hint) or (hint,)
         if get_origin(hint) is ClassVar:
@@ -251,7 +262,7 @@ def _is_one(value: Any, kinds: tuple[Any, ...]) -> bool:
 
 
 def layer_widths(text: str, flag: str) -> list[int]:
-    """The numbers of a text like 256,128; QuarlError, naming the flag, where it is no list of such."""
+    """Return the numbers of a text like 256,128; raise QuarlError, naming the flag, for any other text."""
     words = text.split(",")
     if not all(word.isascii() and word.isdecimal() and 1 <= int(word) <= 65536 for word in words):
         raise QuarlError(f"{flag} {text!r} is not a list of layer widths 1..65536, as in 256,256")
@@ -259,7 +270,7 @@ def layer_widths(text: str, flag: str) -> list[int]:
 
 
 def narrow_edges(config: Config) -> list[str]:
-    """What is to be said of precisions whose first and last layers have, or were asked to have, the fewest bits."""
+    """Return warnings about precisions whose first and last layers have, or were requested to have, the fewest bits."""
     words = " ".join(in_words(getattr(config, name, None)) for name in ("bits", "qat", "actor_precision")).split()
     parsed = {word: bits for word in words if (bits := integer_bits(word)) is not None}
     least = edge_bits(getattr(config, "edge_bits", "same")) if "edge_bits" in config.typed else None
@@ -272,6 +283,6 @@ def narrow_edges(config: Config) -> list[str]:
 
 
 def check_margin(margin: float, option: str = "--margin") -> None:
-    """Refuses what is no loss that could be acceptable, in percent."""
+    """Refuse a margin that is not a percentage between 0 and 100."""
     if not 0 < margin < 100:
         raise QuarlError(f"{option} is a percentage between 0 and 100, got {margin:g}")

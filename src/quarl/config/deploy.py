@@ -1,4 +1,4 @@
-"""What the verbs can be told that take a policy to a board, or to others."""
+"""Options of the verbs that deploy a policy to a board, or publish it."""
 
 from __future__ import annotations
 
@@ -21,70 +21,72 @@ UNITS = {"": 1, "K": 2**10, "M": 2**20}
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetConfig(NamedModel):
-    """Show which precisions of a policy fit a small board: flash, RAM and instructions, and how each was found."""
+    """Show which precisions of a policy fit a small board: flash, RAM and instructions, and their sources."""
 
     verb: ClassVar[str] = "budget"
     examples = ("quarl budget logs/dqn/CartPole-v1_1 --flash 256K --ram 64K --hz 1000 --mhz 168",)
 
     bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION] = ("int8", "int4e8", "int4")
-    """Precisions of a policy that is not quantised: intN, or intNeK for K bits in the first and last layers."""
+    """Precisions of a policy that is not quantized: intN, or intNeK for K bits in the first and last layers."""
     target: Annotated[tuple[Literal["c", "tflite"], ...], shown("c|tflite ...")] = ("c", "tflite")
-    """Integer-only C, or a file for TFLite Micro."""
+    """Target: integer-only C, or a file for TFLite Micro."""
     flash: Annotated[str | None, shown("SIZE", default="no bound")] = None
-    """Bytes for code and weights, as in 256K of 1,024 bytes each, or 1M."""
+    """Bytes for code and weights, such as 256K (of 1,024 bytes) or 1M."""
     ram: Annotated[str | None, shown("SIZE", default="no bound")] = None
     """Bytes for the stack, or for TFLite Micro's arena."""
     hz: Annotated[float | None, shown("N")] = None
-    """Actions a second."""
+    """Actions per second."""
     mhz: Annotated[float | None, shown("N")] = None
-    """Million instructions a second that the board has for them."""
+    """Million instructions per second that the board has for them."""
 
     def check(self) -> None:
         super().check()
         if (self.hz is None) != (self.mhz is None):
-            raise QuarlError("--hz and --mhz go together: actions a second, and the board's million instructions")
+            raise QuarlError("--hz and --mhz require each other: actions, and million instructions, per second")
         for name, number in (("hz", self.hz), ("mhz", self.mhz)):
             if number is not None and not 0 < number < math.inf:
                 raise QuarlError(f"--{name} must be above 0, got {number:g}")
         if not self.bits or not self.target:
-            raise QuarlError("--bits and --target need at least one name each")
+            raise QuarlError("--bits and --target require at least one value each")
         self.specs()
         self.bounds()
 
     def specs(self) -> list[QuantSpec]:
-        """Every precision once, in order."""
+        """Return every precision once, in order."""
         return list(dict.fromkeys(QuantSpec.parse(bits, mode="static") for bits in self.bits))
 
     def bounds(self) -> tuple[float, float]:
-        """Bytes of flash and of RAM at most."""
+        """Return the maximum bytes of flash and of RAM."""
         return _bytes("--flash", self.flash), _bytes("--ram", self.ram)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PushConfig(Config):
-    """Publish a folder of `quarl export` or `quarl ptq` on the Hugging Face hub, with a card that says its returns."""
+    """Publish a folder of `quarl export` or `quarl ptq` on the Hugging Face Hub, with a model card of its returns."""
 
     verb: ClassVar[str] = "push"
     examples = ("quarl push out --repo me/dqn-CartPole-v1-int8", "quarl push out --to card")
 
     model: Positional[Annotated[tuple[str, ...], shown("DIR")]] = ()
-    """The folder."""
+    """Folder to publish."""
     repo: Annotated[str | None, shown("ORG/NAME")] = None
-    """The repository, which is made where there is none."""
+    """Repository, which is created if it does not exist."""
     to: Annotated[Path | None, shown("FOLDER"), OUTPUT] = None
-    """Write what would be published into this folder instead."""
+    """Write the publication into this folder instead."""
     rows: Annotated[Path | None, shown("FILE", default="DIR/rows.json")] = None
-    """What quarl ptq or quarl eval --json wrote of the policy's returns."""
+    """File with the policy's returns, from quarl ptq or quarl eval --json."""
 
     def check(self) -> None:
         super().check()
         if len(self.model) != 1:
-            raise QuarlError(f"DIR is missing or not one: it stands before the options, as in quarl {self.verb} DIR")
-        self.refuse(("json",), "is of rows, and there are none to write")
+            raise QuarlError(
+                f"DIR is missing, or not a single one: add it before the options, as in quarl {self.verb} DIR"
+            )
+        self.refuse(("json",), "has no rows to write")
         if (self.repo is None) == (self.to is None):
-            raise QuarlError("say where to: --repo ORG/NAME publishes, --to FOLDER writes what would be published")
+            raise QuarlError("choose --repo ORG/NAME to publish, or --to FOLDER to write the publication")
         if self.repo is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", self.repo):
-            raise QuarlError(f"--repo is {self.repo[:60]!r}; use ORG/NAME, as in me/dqn-CartPole-v1-int8")
+            raise QuarlError(f"--repo is {self.repo[:60]!r}; use ORG/NAME, such as me/dqn-CartPole-v1-int8")
 
 
 def _bytes(option: str, text: str | None) -> float:
@@ -92,5 +94,5 @@ def _bytes(option: str, text: str | None) -> float:
         return math.inf
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]+)?)([KM]?)(?:i?B)?", text, re.IGNORECASE | re.ASCII)
     if match is None or not float(match[1]):
-        raise QuarlError(f"{option} is {text[:40]!r}; use bytes above 0, as in 65536, 64K or 1M")
+        raise QuarlError(f"{option} is {text[:40]!r}; use bytes above 0, such as 65536, 64K or 1M")
     return float(match[1]) * UNITS[match[2].upper()]

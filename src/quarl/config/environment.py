@@ -1,4 +1,4 @@
-"""What every verb can be told of the environment that it makes, beside its id."""
+"""Options of every verb that creates an environment, beside its id."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from quarl.errors import QuarlError
 
 OPTIONS = ("env_kwargs", "wrapper", "frame_stack", "max_episode_steps")
 NONE = "none"
-"""In place of a wrapper's name: no wrapper."""
+"""Value of --wrapper for no wrapper."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentConfig(Config):
-    """A verb that makes an environment."""
+    """A verb that creates an environment."""
 
     env_kwargs: Annotated[tuple[str, ...], shown("NAME:VALUE ..."), ENVIRONMENT] = ()
-    """Arguments of the environment, as in continuous:True, over those that the model's files or RL Zoo name."""
+    """Arguments of the environment, as in continuous:True; they override those of the model's files or RL Zoo."""
     wrapper: Annotated[tuple[str, ...], shown("NAME[:K=V,...] ..."), ENVIRONMENT] = ()
-    """Wrappers, as in TimeLimit:max_episode_steps=200, in place of those that the files name; the outermost is the
-    last, and none is no wrapper."""
+    """Wrappers, as in TimeLimit:max_episode_steps=200, instead of those in the model's files; the last is the
+    outermost, and none means no wrapper.
+    """
     frame_stack: Annotated[int | None, shown("N"), ENVIRONMENT] = None
-    """Observations that are stacked, as by VecFrameStack, in place of what the files say; 1 stacks none."""
+    """Number of stacked observations, as in VecFrameStack, instead of that in the model's files; 1 stacks none."""
     max_episode_steps: Annotated[int | None, shown("N"), ENVIRONMENT] = None
-    """Environment steps after which an episode is truncated, in place of the registered limit. Without it evaluations
-    refuse episodes of more than 120,000."""
+    """Environment steps after which an episode is truncated, instead of the registered limit. Without it, evaluations
+    refuse episodes of more than 120,000 steps.
+    """
 
     def check(self) -> None:
         super().check()
@@ -38,7 +40,7 @@ class EnvironmentConfig(Config):
         self.environment()
 
     def environment(self) -> dict[str, Any]:
-        """The options as `evaluate` takes them in Python."""
+        """Return the options as `evaluate` takes them in Python."""
         return {
             "env_kwargs": hyperparameters(self.env_kwargs, plain, "--env-kwargs"),
             "wrappers": tuple(map(named_wrapper, self.wrapper)) if self.wrapper else None,
@@ -47,12 +49,12 @@ class EnvironmentConfig(Config):
         }
 
     def environment_options(self) -> dict[str, Any]:
-        """The options as another verb's configuration takes them."""
+        """Return the options as another verb's configuration takes them."""
         return {name: getattr(self, name) for name in OPTIONS}
 
 
 def plain(text: str) -> Any:
-    """The value that the text spells, or the text itself where it is a word or a path, as in ant.xml or 8x8."""
+    """Return the literal value of the text, or the text itself if it is a word or a path, as in ant.xml or 8x8."""
     try:
         return literals.read(text)
     except ValueError:
@@ -62,7 +64,7 @@ def plain(text: str) -> Any:
 
 
 def named_wrapper(word: str) -> tuple[str, Mapping[str, Any]]:
-    """(name, arguments) of NAME, NAME:K=V,... or NAME:K=V:K=V."""
+    """Return (name, arguments) of NAME, NAME:K=V,... or NAME:K=V:K=V."""
     name, _, rest = word.partition(":")
     try:
         arguments = literals.read(f"dict({re.sub(r':(?=[A-Za-z_]+=)', ',', rest)})", names=True)
@@ -72,5 +74,5 @@ def named_wrapper(word: str) -> tuple[str, Mapping[str, Any]]:
 
 
 def spelled(arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    """The words of --env-kwargs that mean these arguments."""
+    """Return the words of --env-kwargs for these arguments."""
     return tuple(f"{name}:{literals.spell(value)}" for name, value in arguments.items())

@@ -1,4 +1,4 @@
-"""Options of export and verify: a policy as a file for other runtimes, and whether that acts as it is to."""
+"""Options of export and verify: a policy as a file for other runtimes, and a check of its actions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Runtimes = Literal["litert", "ort", "openvino", "tract", "tflm", "c", "c-aarch64
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig(ModelConfig):
-    """Write a policy as a file for another runtime or a small board, with its contract and what proves it equal."""
+    """Write a policy as a file for another runtime or a small board, with its contract and the data to verify it."""
 
     verb: ClassVar[str] = "export"
     examples = (
@@ -29,17 +29,19 @@ class ExportConfig(ModelConfig):
     )
 
     to: Literal["tflite", "onnx", "onnx-qdq", "c"] = "tflite"
-    """LiteRT, OpenVINO and TFLite Micro; ONNX, with integer operators or QDQ; integer-only C99."""
+    """Format: tflite for LiteRT, OpenVINO and TFLite Micro; ONNX with integer operators (onnx) or QDQ (onnx-qdq);
+    integer-only C99 (c).
+    """
     precision: Annotated[str | None, shown("BITS", default="int8, or the policy's own"), QUANTISATION] = None
-    """fp32, fp16, an integer 2..32, wNaM, or intNeK for K bits in the first and last layers."""
-    mode: Annotated[Mode | None, shown(default="static, or the policy's own where the target has it"), QUANTISATION] = (
-        None
-    )
-    """Activations: quantised per row at run time, or on grids calibrated beforehand, which boards need."""
+    """Precision: fp32, fp16, an integer 2..32, wNaM, or intNeK for K bits in the first and last layers."""
+    mode: Annotated[
+        Mode | None, shown(default="static, or the policy's own if the target supports it"), QUANTISATION
+    ] = None
+    """Activations: quantized per row at run time, or on grids calibrated beforehand, which boards need."""
     io: Literal["float", "int8"] = "float"
-    """Numbers that the file takes and gives; int8 is refused, with the reason."""
+    """Types of the file's inputs and outputs; int8 is refused, with the reason."""
     observations: Annotated[Path | None, shown("FILE")] = None
-    """Recorded observations, .npy or .npz, in place of an environment: to calibrate on, and for golden vectors."""
+    """Recorded observations, .npy or .npz, instead of an environment, for calibration and golden vectors."""
     episodes: int = 100
     """Episodes of the verdict on a dynamic policy that becomes static, or on grids of recorded observations."""
     output: Output = Path("quarl-export")
@@ -52,39 +54,39 @@ class ExportConfig(ModelConfig):
             QuantSpec.parse(self.precision)
         if self.io == "int8":
             raise QuarlError(
-                "--io int8 would be another policy than the one that was measured: observations keep up to 16 bits, "
-                "since 8 leave dead zones around rest; hand it float32, or an image's bytes"
+                "--io int8 would change the measured policy: observations keep up to 16 bits, "
+                "since 8 leave dead zones around rest; use float32, or an image's bytes"
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyConfig(Config):
-    """Check that exported files are as they were written, and act as the policy does, in every runtime there is."""
+    """Check that exported files are unchanged, and that they act like the policy in every available runtime."""
 
     verb: ClassVar[str] = "verify"
     examples = ("quarl verify quarl-export --runtime litert tflm",)
 
     model: Positional[Annotated[tuple[str, ...], shown("PATH")]] = ()
-    """A folder that quarl export wrote, or its file alone, of which fewer checks can be made."""
-    runtime: Annotated[tuple[Runtimes, ...], shown("NAME ...", default="those that are installed")] = ()
+    """Folder that quarl export wrote, or its file alone, for which fewer checks are possible."""
+    runtime: Annotated[tuple[Runtimes, ...], shown("NAME ...", default="all installed")] = ()
     """Runtimes to run the file in: litert, ort, openvino, tract, tflm, c, c-aarch64, c-m4 or c-m0."""
-    agent: Annotated[str | None, shown("PATH", default="of the same name, in the folder or beside it")] = None
-    """The agent that was exported, as a file or the folder of its run."""
+    agent: Annotated[str | None, shown("PATH", default="same name, in the folder or beside it")] = None
+    """Exported agent, as a file or the folder of its run."""
     episodes: int = 20
-    """Episodes of the return in each runtime, against fp32; 0 plays none."""
+    """Episodes of the return in each runtime, compared with fp32; 0 plays none."""
     margin: Annotated[float, shown("PERCENT")] = 5.0
-    """Loss of return, of fp32's, that is still acceptable."""
+    """Acceptable loss of return, in percent of fp32's."""
     env: EnvId = None
-    """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
+    """Gymnasium id of the environment; my_module:MyEnv-v0 first imports my_module, which registers it."""
     seed: int = 0
     """Seed of the episodes."""
     edited: Flag = False
-    """Compile and run the file as it is, whoever wrote or edited it: give it only to code that you trust."""
+    """Compile and run the file even if it was edited or written elsewhere: use it only for code that you trust."""
 
     def check(self) -> None:
         super().check()
         if not self.model:
-            raise QuarlError("PATH is missing: it stands before the options, as in quarl verify quarl-export")
+            raise QuarlError("PATH is missing: add it before the options, as in quarl verify quarl-export")
         if len(self.model) > 1:
             raise QuarlError(f"PATH is one folder or file, got {len(self.model)} words: {' '.join(self.model)}")
         if self.episodes < 0:

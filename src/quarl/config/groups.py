@@ -1,4 +1,4 @@
-"""How options stand in --help and in the reference: in groups, which fields name in their types; others are WHAT."""
+"""Groups of options in --help and in the reference; a field's type names its group, and others are in WHAT."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ class Group(str):
     """The title of a group of options."""
 
 
-ORDER = tuple(map(Group, ["what", "training", "environment", "quantisation", "output", "advanced", "energy"]))
-"""From the common ones to those that few need."""
+ORDER = tuple(map(Group, ["what", "training", "environment", "quantization", "output", "advanced", "energy"]))
+"""All groups, from the common ones to those that few users need."""
 WHAT, TRAINING, ENVIRONMENT, QUANTISATION, OUTPUT, ADVANCED, ENERGY = ORDER
 
 
 def shown(value: str | None = None, *aliases: str, default: str = "", meaning: str | None = None) -> Any:
-    """How an option is shown, for its Annotated type.
+    """Return the display of an option, for its Annotated type.
 
-    value: what its value is called; None: as the type is. aliases: other names of the option. default: what holds
-    without it, where the field's own default does not say so. meaning: in place of the string under the field.
+    Args:
+        value: Name of its value; None derives it from the type.
+        *aliases: Other names of the option.
+        default: Default in words, unless the field's own default shows it.
+        meaning: Help text instead of the string under the field.
     """
     return arg(metavar=value, aliases=aliases, help=meaning, help_behavior_hint=default or None)

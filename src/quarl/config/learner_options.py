@@ -1,6 +1,6 @@
-"""What `quarl train` and `quarl actorq` can both be told: the learner, what it learns in, and how often it is kept.
+"""Options that `quarl train` and `quarl actorq` share: the learner, its environment, and the checkpoints.
 
-The options lie in a file beside the run. One that goes on has its own, but for what may change.
+The options are saved in a file beside the run. A resumed run uses its saved ones, except those that may change.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from quarl.removed import without_removed
 
 L = TypeVar("L", bound="LearnerOptions")
 CONTRIB = ("trpo", "maskableppo", "tqc", "crossq", "qrdqn", "ars")
-"""Algorithms of sb3-contrib, whose agents are read and not trained here."""
+"""Algorithms of sb3-contrib, whose agents are read but not trained here."""
 SAVE_MINUTES = 5.0
-"""What a crash may cost at most where nothing else is said."""
+"""Default maximum loss of training time in a crash, in minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,53 +45,58 @@ class LearnerOptions(EnvironmentConfig, MeteredConfig):
     learners: ClassVar[tuple[str, ...]]
     """Algorithms that the verb trains."""
     new: ClassVar[tuple[str, ...]] = ("resume", *ASIDE)
-    """Options that say which run it is and what to do with it."""
+    """Options that identify the run, or apply to this command alone."""
     free: ClassVar[tuple[str, ...]] = (
         *("n_timesteps", "params", "device", "track", "eval_freq", "save_freq", "save_minutes"),
         *OPTIONS,
     )
-    """Options that a run which goes on may have anew; the run's where they are not given."""
+    """Options that may change in a resumed run; the run's values apply if they are not given."""
 
     qat_options: ClassVar[tuple[str, ...]] = ("quant_delay", "qat_mid_tread")
-    """Options that go with `qat` only."""
+    """Options that require `qat`."""
 
     algo: Annotated[str, shown("NAME")]
     """Learner."""
     env: Annotated[str, shown("ID"), ENVIRONMENT] = "CartPole-v1"
-    """Gymnasium id; dm_control/cheetah-run-v0 and dm_control,cheetah_run are the same task. my_module:MyEnv-v0 imports
-    my_module first, which registers it."""
+    """Gymnasium id; dm_control/cheetah-run-v0 and dm_control,cheetah_run are the same task. my_module:MyEnv-v0 first
+    imports my_module, which registers it.
+    """
     n_timesteps: Steps = None
-    """Environment steps, of all actors together; of a run that goes on, all from its beginning."""
+    """Total environment steps of all actors; for a resumed run, counted from its beginning."""
     params: Annotated[tuple[str, ...], shown("NAME:VALUE ...", "-params", "--hyperparams"), TRAINING] = ()
-    """Hyper-parameters by the zoo's and Stable-Baselines3's names, over the tuned ones, as in learning_rate:lin_1e-3
-    policy_kwargs:"dict(net_arch=[64], activation_fn=nn.ReLU)"."""
+    """Hyper-parameters by the zoo's and Stable-Baselines3's names, which override the tuned ones, as in
+    learning_rate:lin_1e-3 policy_kwargs:"dict(net_arch=[64], activation_fn=nn.ReLU)".
+    """
     qat: Annotated[str | None, shown("BITS", default="train in float32"), QUANTISATION] = None
     """Precision to train for."""
     edge_bits: Edges = EDGES
-    """Bits of the first and last layers of a precision that asks for fewer, or one width in all layers."""
+    """Bits of the first and last layers of a precision with fewer; same gives all layers one width."""
     qat_mid_tread: Annotated[Flag, QUANTISATION] = False
-    """Give weights of 2 and 3 bits a level at 0 in training; else levels lie on both sides of it."""
+    """Give weights of 2 and 3 bits a level at 0 in training; otherwise the levels are on both sides of 0."""
     quant_delay: Annotated[int | None, shown("N", default="half of the run"), QUANTISATION] = None
-    """Environment steps before fake quantisation acts; until then only ranges are watched, and actors run plainly
-    quantised weights."""
+    """Environment steps before fake quantization begins. Until then only ranges are observed, and actors run plainly
+    quantized weights.
+    """
     learner_dtype: Annotated[Literal["fp32", "bf16", "fp16"], ADVANCED] = "fp32"
-    """Autocast of the updates' matrix products; fp16 with loss scaling."""
+    """Autocast of the updates' matrix products; fp16 uses loss scaling."""
     eval_freq: Annotated[int, TRAINING] = 25_000
-    """Environment steps between evaluations, which stop the training clock; in quarl train they wait for a rollout's
-    end; 0: only at the end."""
+    """Environment steps between evaluations, which stop the training clock; quarl train plays them after a rollout. 0
+    evaluates only at the end.
+    """
     eval_episodes: Annotated[int, TRAINING] = 20
-    """Episodes of an evaluation; 0: nothing is evaluated."""
+    """Episodes of an evaluation; 0 turns evaluations off."""
     save_freq: Annotated[int, TRAINING] = 50_000
-    """Environment steps between checkpoints, replay included; 0: only those of --save-minutes."""
+    """Environment steps between checkpoints, replay included; 0 leaves only those of --save-minutes."""
     save_minutes: Annotated[float, TRAINING] = SAVE_MINUTES
-    """Minutes after a checkpoint within which there is another, however slow the environment; 0: steps alone count."""
+    """Maximum minutes between checkpoints, even in a slow environment; 0 counts only steps."""
     resume: Flag = False
-    """Go on from the last checkpoint, with the run's options."""
+    """Resume from the last checkpoint, with the run's options."""
     track: Annotated[Literal["none", "tensorboard", "wandb", "trackio"], OUTPUT] = "none"
-    """Also write the learner's metrics as TensorBoard events, or in the project quarl of Weights & Biases or Trackio,
-    whose own variables say where that is (WANDB_MODE, TRACKIO_DIR)."""
+    """Also log the learner's metrics as TensorBoard events, or to the project quarl of Weights & Biases or Trackio,
+    which are configured by their own variables (WANDB_MODE, TRACKIO_DIR).
+    """
     device: Annotated[str, shown("NAME"), ADVANCED] = "auto"
-    """The learner's device."""
+    """Device of the learner."""
     seed: int = 0
     """Seed of learner, environments, exploration and evaluations."""
 
@@ -106,43 +111,43 @@ class LearnerOptions(EnvironmentConfig, MeteredConfig):
             raise QuarlError(f"--quant-delay must not be negative, got {self.quant_delay}")
         check_device(self.device)
         self.hyperparameters()
-        # of a run that is gone on with, its file says whether it has a precision
+        # The file of a resumed run defines its precision.
         if self.qat is None and not self.resume:
-            self.refuse(self.qat_options, "is about quantisation-aware training", "say which precision with --qat")
+            self.refuse(self.qat_options, "requires quantization-aware training", "add a precision with --qat")
         self.spec()
 
     def hyperparameters(self) -> dict[str, Any]:
-        """`params` by name, as a config.yml has them."""
+        """Return `params` by name, as in a config.yml."""
         return hyperparameters(self.params)
 
     def spec(self) -> QatSpec | None:
-        """What to train for; None: float32."""
+        """Return the precision to train for; None means float32."""
         options = [name for name in self.qat_options if name.startswith("qat_")]
         given = {name.removeprefix("qat_"): getattr(self, name) for name in options}
         return None if self.qat is None else QatSpec.parse(self.qat, edges=self.edge_bits, **given)
 
     def delay(self, n_timesteps: int) -> int | None:
-        """Steps of a run of `n_timesteps` before fake quantisation acts; refuses a delay that the run never reaches."""
+        """Return the steps of a run of `n_timesteps` before fake quantization begins; refuse a delay beyond its end."""
         if self.qat is None:
             return None
         delay = n_timesteps // 2 if self.quant_delay is None else self.quant_delay
         if delay >= n_timesteps:
             raise QuarlError(
-                f"--quant-delay {delay:,} is not within the run of {n_timesteps:,} steps: quantisation would never act"
+                f"--quant-delay {delay:,} is beyond the run's {n_timesteps:,} steps: quantization would never begin"
             )
         return delay
 
 
 def unknown_algorithm(algo: str, known: tuple[str, ...]) -> str:
-    """What is said of a name that is none of the `known`; of sb3-contrib's, that its agents are read all the same."""
+    """Return the error message for an unknown algorithm; for sb3-contrib's, mention the verbs that read agents."""
     if algo.lower() in CONTRIB and algo not in known:
-        trained = "train it with sb3-contrib, whose agents quarl ptq, eval and distill take"
-        return f"{algo} is not trained here (what is: {', '.join(known)}): {trained}"
+        trained = "train it with sb3-contrib; quarl ptq, eval and distill read its agents"
+        return f"{algo} cannot be trained here (available: {', '.join(known)}): {trained}"
     return f"unknown algorithm {algo!r}{did_you_mean(algo.lower(), known)} (known: {', '.join(known)})"
 
 
 def plain(value: Any) -> Any:
-    """The value in YAML's own types."""
+    """Return the value in YAML's own types."""
     if isinstance(value, Mapping):
         return {key: plain(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -151,26 +156,34 @@ def plain(value: Any) -> Any:
 
 
 def options_of(config: Config) -> dict[str, Any]:
-    """The options by their names, in YAML's own types."""
+    """Return the options by name, in YAML's own types."""
     names = [field.name for field in dataclasses.fields(config) if field.name not in LOUDNESS]
     return {name: plain(getattr(config, name)) for name in names}
 
 
-def completed(config: L, saved: Mapping[str, Any], where: Path) -> L:
-    """`config` completed by the run's options `saved`; QuarlError where they contradict each other.
+def completed(config: L, saved: Mapping[str, Any], source: Path) -> L:
+    """Return `config` completed by the run's saved options.
 
-    where: the file of these. An option counts as given where it was typed, or is not the default.
+    An option counts as explicit if it was typed or differs from the default.
+
+    Args:
+        config: Options of the command.
+        saved: Options of the run.
+        source: File of the saved options.
+
+    Raises:
+        QuarlError: If they contradict each other, or the file is malformed.
     """
     values: dict[str, Any] = {}
-    saved = without_removed(saved, where)
+    saved = without_removed(saved, source)
     for field in dataclasses.fields(config):
         name, here = field.name, getattr(config, field.name)
         given = name in config.typed or here != field.default
         if name == "params":
-            # one by one: those of the run that are not given anew hold on
+            # Merge parameters one by one: the run's values hold unless they are given again.
             before = saved.get(name, [])
             if not isinstance(before, list) or not all(isinstance(word, str) for word in before):
-                raise QuarlError(f"{where} is malformed: params are no list of NAME:VALUE")
+                raise QuarlError(f"{source} is malformed: params is not a list of NAME:VALUE")
             words = {word.partition(":")[0]: word for word in (*before, *here)}
             values[name] = tuple(words.values())
             continue
@@ -178,7 +191,7 @@ def completed(config: L, saved: Mapping[str, Any], where: Path) -> L:
             values[name] = here
             continue
         if name not in saved and name not in config.free:
-            raise QuarlError(f"{where} does not say {name}; it is no run of quarl {config.verb}")
+            raise QuarlError(f"{source} lacks {name}; it is not from a run of quarl {config.verb}")
         value = saved.get(name, field.default)
         values[name] = tuple(value) if isinstance(field.default, tuple) and isinstance(value, list) else value
         there = values[name]
@@ -187,14 +200,14 @@ def completed(config: L, saved: Mapping[str, Any], where: Path) -> L:
                 QatSpec.parse(str(words), edges="same").precision if words else "fp32" for words in (here, there)
             )
         if given and here != there:
-            raise QuarlError(f"--{name.replace('_', '-')} is {here} here and {there} in {where}; resume without it")
-        if name == "env" and here != there and ":" in str(there):  # a module's: to make it is to import it
-            raise QuarlError(f"{where} names a module to import, which only you may do: add --env {there}")
+            raise QuarlError(f"--{name.replace('_', '-')} is {here} here and {there} in {source}; resume without it")
+        if name == "env" and here != there and ":" in str(there):  # creating such an environment imports its module
+            raise QuarlError(f"{source} names a module to import, which needs your consent: add --env {there}")
     options = type(config)(**values)
     try:
         check_types(options)
-        # it was not resumed when it began, perhaps from a file
+        # the original command was not a resumed one, perhaps from a file
         type(config)(**values | {"resume": False}).check()
     except (TypeError, AttributeError, ValueError) as error:
-        raise QuarlError(f"{where} is malformed: {str(error)[:100]}") from None
+        raise QuarlError(f"{source} is malformed: {str(error)[:100]}") from None
     return options

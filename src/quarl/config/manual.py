@@ -1,4 +1,4 @@
-"""A verb's options as --help and the reference show them, read from its class."""
+"""A verb's options in --help and the reference, read from its class."""
 
 from __future__ import annotations
 
@@ -19,55 +19,55 @@ from quarl.config.groups import ORDER, WHAT, Group, shown
 
 COMMON = tuple((f"--{field.name.replace('_', '-')}",) for field in fields(EnvironmentConfig))
 INDENT = 24 * " "
-"""Before what is said of an option."""
+"""Indentation of descriptions."""
 VALUES = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
-"""What a value is called where its option does not say."""
+"""Names of values by type, for options without a name of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option as it is typed, or a word that stands before the options."""
+    """An option as it is typed, or a positional argument."""
 
     names: tuple[str, ...]
-    """The field's is the last; none of a word."""
+    """Names; the field's is the last; a positional argument has none."""
     value: str
-    """What its value is called; empty of a flag."""
+    """Name of its value; empty for a flag."""
     choices: tuple[str, ...]
-    """All values, where they are few."""
+    """All values, if they are few."""
     default: str
-    """What holds without it, in words; empty where that goes without saying."""
+    """Default in words; empty if it is obvious."""
     meaning: str
     group: Group
 
     @property
     def typed(self) -> str:
-        """Its names and what its value is called."""
+        """Names and name of the value."""
         return f"{', '.join(self.names)} {self.value}".strip()
 
     @property
     def said(self) -> str:
-        """Its meaning and what holds without it."""
+        """Description with the default."""
         default = f" (default: {self.default})" if self.default else ""
         return self.meaning + ("" if self.names or self.value.startswith("[") else " (required)") + default
 
 
 def options(kind: type[Config]) -> list[Option]:
-    """The options of a verb in the order in which they are shown."""
+    """Return the options of a verb in the order of display."""
     hints, meanings = get_type_hints(kind), strings_under(kind)
     bases = [get_type_hints(base, include_extras=True) for base in kind.__mro__]
     listed = []
     for field in fields(kind):
         extras = [getattr(base.get(field.name), "__metadata__", ()) for base in bases]
-        # a field that is declared anew keeps its group
+        # a field that is declared again keeps its group
         group = next((extra for each in extras for extra in each if isinstance(extra, Group)), WHAT)
         told = next((extra for extra in extras[0] if hasattr(extra, "metavar")), shown())
         listed.append(_option(kind, field, hints[field.name], told, told.help or meanings[field.name], group))
-    # within a group words stand first, and last what verbs have in common
+    # within a group, positional arguments come first, and common options last
     return sorted(listed, key=lambda each: (ORDER.index(each.group), bool(each.names), each.names[-1:] in COMMON))
 
 
 def _option(kind: type[Config], field: Field[Any], hint: Any, told: Any, meaning: str, group: Group) -> Option:
-    """told: what `shown` makes."""
+    """Return the option of a field; `told` is the result of `shown`."""
     name = f"--{field.name.replace('_', '-')}"
     off = (f"--no-{name[2:]}",) if field.default is True else ()
     inner = next(each for each in (*get_args(hint), hint) if each is not NoneType)
@@ -83,7 +83,7 @@ def _option(kind: type[Config], field: Field[Any], hint: Any, told: Any, meaning
 
 
 def strings_under(kind: type[Any]) -> dict[str, str]:
-    """The string under each field of the class and its bases that has one."""
+    """Return the string under each field of the class and its bases, by name."""
     said = {}
     for base in reversed([each for each in kind.__mro__ if each.__module__.startswith("quarl.")]):
         (tree,) = ast.parse(inspect.getsource(base)).body
@@ -95,7 +95,7 @@ def strings_under(kind: type[Any]) -> dict[str, str]:
 
 
 def manual(kind: type[Config]) -> str:
-    """What --help says of a verb: its options by groups, then examples."""
+    """Return the --help text of a verb: its options by group, then examples."""
     listed = options(kind)
     words = [f" {option.value}" for option in listed if not option.names]
     lines = [f"usage: quarl {kind.verb}{''.join(words)} [options]", "", _filled(inspect.getdoc(kind) or "")]
@@ -106,7 +106,13 @@ def manual(kind: type[Config]) -> str:
 
 
 def overview(usage: str, about: str, verbs: Sequence[tuple[Any, type[Config]]]) -> str:
-    """What --help says of several verbs: (each, the one whose example is shown)."""
+    """Return the --help text of several verbs, each with an example.
+
+    Args:
+        usage: Words of the usage line.
+        about: Description.
+        verbs: Pairs of a verb and the verb whose example is shown.
+    """
     lines = [f"usage: quarl {usage} [options]", "", _filled(about), ""]
     for kind, shown_by in verbs:
         lines += [_beside(kind.verb, f"{summary(kind)}."), f"{INDENT}{shown_by.examples[0]}"]
@@ -114,13 +120,13 @@ def overview(usage: str, about: str, verbs: Sequence[tuple[Any, type[Config]]]) 
 
 
 def _beside(name: str, meaning: str) -> str:
-    """The name with its meaning beside it, or below where the name is long."""
+    """Return the name with its meaning beside it, or below it if the name is long."""
     indented = _filled(meaning, INDENT)
     return f"  {name:20}  {indented.lstrip()}" if len(name) <= 20 else f"  {name}\n{indented}"
 
 
 def _filled(text: str, indent: str = "") -> str:
-    """The text's paragraphs, as wide as the terminal."""
+    """Return the text's paragraphs, wrapped to the terminal's width."""
     width = shutil.get_terminal_size().columns
     each = (textwrap.fill(part, width, initial_indent=indent, subsequent_indent=indent) for part in text.split("\n\n"))
     return "\n\n".join(each)

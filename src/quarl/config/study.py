@@ -1,4 +1,4 @@
-"""What `quarl study run`, `quarl study status` and `quarl study report` can be told."""
+"""Options of `quarl study run`, `quarl study status` and `quarl study report`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ FOLDER = Path("quarl-study")
 
 @dataclass(frozen=True, kw_only=True)
 class StudyRunConfig(Config):
-    """Measure every cell of a study that is missing: algorithms x tasks x methods x precisions x seeds.
+    """Measure all missing cells of a study: algorithms x tasks x methods x precisions x seeds.
 
-    A finished cell is kept whatever happens afterwards; the same command goes on where the last one ended.
+    Finished cells survive any interruption; repeat the command to resume.
     """
 
     verb: ClassVar[str] = "study run"
@@ -32,48 +32,51 @@ class StudyRunConfig(Config):
     positional: ClassVar[tuple[str, ...]] = ("study",)
 
     study: Positional[Annotated[str, shown("STUDY")]] = ""
-    """A study file, or one that comes with QuaRL: smoke, paper-ptq, paper-qat, paper-actorq."""
-    agents: Annotated[Path | None, shown("DIR", default="what the study says")] = None
-    """Where its zoo: sources lie."""
+    """A study file, or one included in QuaRL: smoke, paper-ptq, paper-qat, paper-actorq."""
+    agents: Annotated[Path | None, shown("DIR", default="the study's own")] = None
+    """Folder of the study's zoo: sources."""
     jobs: int = 1
-    """Cells at a time, each on one core; of each machine of a cluster."""
+    """Number of simultaneous cells, each on one core; in a cluster, of each machine."""
     cluster: Annotated[str | None, shown("ADDRESS|auto|local", default="this machine alone")] = None
-    """Measure on the machines of a Ray cluster, at IP:PORT as quarl cluster start says it; auto: the one that this
-    machine is of; local: machines that are processes of this one, for trying."""
-    nodes: Annotated[int | None, shown("N", default="all that are there")] = None
-    """Machines of --cluster to measure on; of local 2."""
+    """Measure on the machines of a Ray cluster. ADDRESS: the IP:PORT printed by quarl cluster start. auto: the cluster
+    that includes this machine. local: simulated machines on this one, for testing.
+    """
+    nodes: Annotated[int | None, shown("N", default="all")] = None
+    """Number of machines of --cluster; 2 for local."""
     dry_run: Flag = False
-    """Check the study, show what would be measured, and measure nothing."""
+    """Check the study and show the cells that it would measure, without measuring."""
     minutes: Annotated[float, shown("FLOAT", default="no bound")] = math.inf
-    """No cell begins after so long; the same command goes on."""
+    """Minutes after which no new cell starts; repeat the command to continue."""
     seed: Annotated[int | None, shown("N", default="the study's seeds")] = None
-    """Only this seed, in place of the study's."""
+    """Use only this seed instead of the study's seeds."""
     only: Annotated[tuple[str, ...], shown("NAME ...", default="all")] = ()
-    """Measure only these policies (ALGO/ENV), sources, methods or precisions, and the fp32 beside them."""
+    """Measure only these policies (ALGO/ENV), sources, methods or precisions, with fp32 for comparison."""
     retry_failed: Flag = False
-    """Measure cells again that failed."""
+    """Repeat cells that failed."""
     env_module: Annotated[str | None, shown("MODULE"), ENVIRONMENT] = None
-    """Module of your own that registers environments which the study names; it is imported. No file can name one."""
+    """Your own module, imported to register environments of the study. Study files cannot name a module."""
     output: Output = FOLDER
-    """Folder of the study: its rows, agents that it trained, and later its report."""
+    """Folder of the study: its rows, trained agents, and later its report."""
 
     def check(self) -> None:
         super().check()
         if not self.study:
-            raise QuarlError("STUDY is missing: name a file, or one that comes with QuaRL, as in quarl study run smoke")
+            raise QuarlError(
+                "STUDY is missing: add a study file or the name of an included one, as in quarl study run smoke"
+            )
         at_least_one(jobs=self.jobs, nodes=self.nodes)
         if self.nodes is not None and self.cluster is None:
-            raise QuarlError("--nodes counts machines of a cluster: name it with --cluster")
+            raise QuarlError("--nodes requires --cluster")
         if not self.minutes >= 0:
             raise QuarlError(f"--minutes must not be negative, got {self.minutes:g}")
         if self.env_module is not None and not re.fullmatch(r"[\w.]+", self.env_module):
-            raise QuarlError(f"--env-module {self.env_module!r} is no name of a module, as in my_module")
+            raise QuarlError(f"--env-module {self.env_module!r} is not a module name, such as my_module")
         check_folder(self.output)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _FolderConfig(Config):
-    """A verb about what a study has measured."""
+    """A verb that uses the folder of a study."""
 
     positional: ClassVar[tuple[str, ...]] = ("folder",)
 
@@ -83,7 +86,7 @@ class _FolderConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class StudyStatusConfig(_FolderConfig):
-    """Show how far a study is; it may be running."""
+    """Show the progress of a study, which may be running."""
 
     verb: ClassVar[str] = "study status"
     examples = ("quarl study status study",)
@@ -91,7 +94,7 @@ class StudyStatusConfig(_FolderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class StudyReportConfig(_FolderConfig):
-    """Make tables, figures and a page of what a study has measured so far."""
+    """Create tables, figures and a page from a study's results so far."""
 
     verb: ClassVar[str] = "study report"
     examples = ("quarl study report study",)
@@ -99,7 +102,7 @@ class StudyReportConfig(_FolderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class StudyConfig:
-    """Measure a whole study, resumably: run it, see how far it is, make its report."""
+    """Measure a whole study, resumably: run it, show its progress, create its report."""
 
     verb: ClassVar[str] = "study"
 
@@ -110,4 +113,4 @@ class StudyConfig:
             | Annotated[StudyReportConfig, subcommand("report")]
         ]
     ]
-    """What to do."""
+    """Action."""

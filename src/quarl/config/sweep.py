@@ -1,4 +1,4 @@
-"""What `quarl sweep` can be told."""
+"""Options of `quarl sweep`."""
 
 from __future__ import annotations
 
@@ -26,58 +26,60 @@ from quarl.quant.spec import EDGES, QatSpec, QuantSpec
 
 METHODS = ("ptq", "distill", "qat")
 OF_BOTH = ("algo", "env", "params", "trained_agent", "normalize", *OPTIONS)
-"""Options that a training has as the sweep has them."""
+"""Options that sweep and training share."""
 OF_TRAINING = ("n_timesteps", "params", "eval_freq")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepConfig(EnvironmentConfig, MeteredConfig):
-    """Train in float32 and for every precision, quantise what was trained, and compare: return against bits."""
+    """Train in float32 and for every precision, quantize the float32 agents, and compare: return against bits."""
 
     verb: ClassVar[str] = "sweep"
     examples = ("quarl sweep --algo a2c --env CartPole-v1 --bits 8 4 2 --seeds 3 -o bits",)
 
     device: ClassVar[str] = "auto"
-    """Where its trainings compute."""
+    """Device of the trainings."""
 
     algo: Annotated[str, shown("NAME")] = "dqn"
     """Learner: ppo, a2c, dqn, ddpg, td3, sac or d4pg."""
     env: Annotated[str, shown("ID"), ENVIRONMENT] = "CartPole-v1"
-    """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
+    """Gymnasium id of the environment; my_module:MyEnv-v0 first imports my_module, which registers it."""
     bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION] = ("8", "7", "6", "5", "4", "3", "2")
     """Precisions: N for N-bit weights with 8-bit activations, or wNaM."""
     edge_bits: Edges = EDGES
-    """Bits of the first and last layers of precisions that ask for fewer, or one width in all layers."""
+    """Bits of the first and last layers of precisions with fewer; same gives all layers one width."""
     methods: Annotated[tuple[str, ...], shown("NAME ...")] = ("ptq", "qat")
-    """ptq: quantise the float32 agents; distill: and teach them, which takes minutes each; qat: train for it."""
+    """Methods: ptq quantizes the float32 agents; distill also trains the results to imitate them, minutes for each; qat
+    trains for the precision.
+    """
     seeds: int = 3
-    """Agents of every kind, trained with seeds from --seed on."""
+    """Number of agents of every kind, trained with consecutive seeds from --seed."""
     n_timesteps: Steps = None
-    """Environment steps of a training; with --trained-agent those of fine-tuning."""
+    """Environment steps of a training; with --trained-agent, those of fine-tuning."""
     quant_delay: Annotated[int | None, shown("N", default="half of the run"), QUANTISATION] = None
-    """Environment steps before fake quantisation acts."""
-    qat_output_bits: Annotated[int | None, shown("N", default="those of the first"), QUANTISATION] = None
-    """Bits of the weights of the last layer in quantisation-aware training."""
+    """Environment steps before fake quantization begins."""
+    qat_output_bits: Annotated[int | None, shown("N", default="as the first"), QUANTISATION] = None
+    """Bits of the last layer's weights in quantization-aware training."""
     qat_mid_tread: Annotated[Flag, QUANTISATION] = False
-    """Give weights of 2 and 3 bits a level at 0 in quantisation-aware training."""
+    """Give weights of 2 and 3 bits a level at 0 in quantization-aware training."""
     params: Annotated[tuple[str, ...], shown("NAME:VALUE ...", "--hyperparams"), TRAINING] = ()
-    """Hyper-parameters over the tuned ones, as for quarl train."""
+    """Hyper-parameters that override the tuned ones, as for quarl train."""
     trained_agent: Annotated[Path | None, shown("ZIP", "-i"), TRAINING] = None
-    """Instead of training in float32, take this agent: ptq quantises it, qat fine-tunes it."""
+    """Use this agent instead of training in float32: ptq quantizes it, qat fine-tunes it."""
     normalize: Normalize = None
-    """VecNormalize's saved statistics with which the trained agent observed, or none."""
+    """VecNormalize statistics that the trained agent observed with, or none."""
     eval_freq: Annotated[int | None, shown("N", default="a twentieth of the run"), TRAINING] = None
     """Environment steps between the evaluations that choose each training's best agent."""
     episodes: int = 100
-    """Episodes of every row; a seed's rows all play the same ones."""
+    """Episodes of every row; all rows of a seed play the same ones."""
     margin: Annotated[float, shown("PERCENT")] = 5.0
-    """Loss of return, of fp32's, that is still acceptable."""
+    """Acceptable loss of return, in percent of fp32's."""
     jobs: int = 1
-    """Trainings at a time, each on one core."""
+    """Number of simultaneous trainings, each on one core."""
     minutes: Annotated[float, shown("FLOAT", default="no bound")] = math.inf
-    """No training begins after so long; the same command goes on."""
+    """Minutes after which no new training starts; repeat the command to continue."""
     seed: int = 0
-    """The first seed."""
+    """First seed."""
     output: Output = Path("quarl-sweep")
     """Folder of the study, its report and the agents."""
 
@@ -85,13 +87,13 @@ class SweepConfig(EnvironmentConfig, MeteredConfig):
         super().check()
         at_least_one(seeds=self.seeds, episodes=self.episodes, jobs=self.jobs, eval_freq=self.eval_freq)
         if not self.bits or not self.methods:
-            raise QuarlError("--bits and --methods need at least one name each, as in --bits 8 4 --methods ptq qat")
+            raise QuarlError("--bits and --methods require at least one value each, as in --bits 8 4 --methods ptq qat")
         if unknown := [name for name in self.methods if name not in METHODS]:
             raise QuarlError(f"unknown method {unknown[0]!r}; use {', '.join(METHODS)}")
         if "qat" not in self.methods:
-            self.refuse(QAT_OPTIONS, "belongs to --methods qat")
+            self.refuse(QAT_OPTIONS, "requires --methods qat")
             if self.trained_agent is not None:
-                self.refuse(OF_TRAINING, "is of trainings, and with --trained-agent and --methods ptq there are none")
+                self.refuse(OF_TRAINING, "requires a training, and --trained-agent with --methods ptq has none")
         check_margin(self.margin)
         if not self.minutes >= 0:
             raise QuarlError(f"--minutes must not be negative, got {self.minutes:g}")
@@ -99,18 +101,25 @@ class SweepConfig(EnvironmentConfig, MeteredConfig):
         for bits in self.bits:
             precision = self.precision(bits)
             if precision in named:
-                raise QuarlError(f"--bits {named[precision]} and {bits} are the same precision: name it once")
+                raise QuarlError(f"--bits {named[precision]} and {bits} are the same precision: keep one")
             named[precision] = bits
             QuantSpec.parse(precision)
             self.training(self.seed, bits, self.n_timesteps, self.output).check()
         check_folder(self.output)
 
     def precision(self, bits: str) -> str:
-        """w4a8e8."""
+        """Return the full name of a precision, such as w4a8e8."""
         return QatSpec.parse(bits, edges=self.edge_bits).precision
 
     def training(self, seed: int, bits: str | None, n_timesteps: int | None, folder: Path) -> TrainConfig:
-        """One training: for a precision, or in float32 where `bits` is None; n_timesteps: None until it is known."""
+        """Return one training's options.
+
+        Args:
+            seed: Seed of the training.
+            bits: Precision; None trains in float32.
+            n_timesteps: Environment steps; None if not known yet.
+            folder: Folder of the run.
+        """
         qat = () if bits is None else [field.name for field in fields(self) if field.name in QAT_OPTIONS]
         return TrainConfig(
             n_timesteps=n_timesteps,

@@ -1,4 +1,4 @@
-"""What `quarl train` can be told."""
+"""Options of `quarl train`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ QAT_OPTIONS = (
     "qat_critic",
     "qat_skip",
 )
-"""What goes with `qat` only."""
+"""Options that require `qat`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(LearnerOptions):
-    """Train an agent with Stable-Baselines3 and RL Zoo's tuned hyper-parameters, quantisation-aware if asked."""
+    """Train an agent with Stable-Baselines3 and RL Zoo's tuned hyper-parameters, optionally quantization-aware."""
 
     verb: ClassVar[str] = "train"
     examples = ("quarl train --algo ppo --env CartPole-v1 -n 50000 --qat w4a8", "quarl train --algo ppo --resume")
@@ -37,39 +37,41 @@ class TrainConfig(LearnerOptions):
     algo: Annotated[str, shown("NAME")] = "ppo"
     """Learner: ppo, a2c, dqn, ddpg, td3, sac or d4pg."""
     n_envs: Annotated[int | None, shown("N", default="RL Zoo's, or 1"), ENVIRONMENT] = None
-    """Environments that are stepped side by side."""
+    """Number of environments that are stepped in parallel."""
     vec_env: Annotated[Literal["auto", "dummy", "native"], ENVIRONMENT] = "auto"
-    """How they are stepped: one after the other (dummy), or Atari games in threads of their emulator (native). auto is
-    native for two and more environments of a game that plays the same there."""
+    """Stepping of the environments: one after the other (dummy), or Atari games in threads of their emulator (native).
+    auto is native for at least two environments of a game that behaves the same there.
+    """
     qat: Annotated[str | None, shown("BITS", default="train in float32")] = None
-    """Precision to train for: 8, or wNaM for N-bit weights with M-bit activations, 2..16, or wN with float ones; eK
-    behind it names the bits of the first and last layers."""
-    qat_output_bits: Annotated[int | None, shown("N", default="those of the first"), QUANTISATION] = None
-    """Bits of the weights of the last layer alone."""
+    """Precision to train for: 8, or wNaM for N-bit weights with M-bit activations, 2..16, or wN with float activations.
+    A suffix eK sets the bits of the first and last layers.
+    """
+    qat_output_bits: Annotated[int | None, shown("N", default="as the first"), QUANTISATION] = None
+    """Bits of the last layer's weights."""
     qat_observation_bits: Annotated[int | None, shown("N", default="up to 16"), QUANTISATION] = None
-    """Bits of the observation, where activations are quantised."""
+    """Bits of the observation, if activations are quantized."""
     qat_critic: Annotated[Flag, QUANTISATION] = False
-    """Quantise the critic or value network too, not the policy alone; off-policy, the convolutions in front of a critic
-    stay in float32."""
+    """Quantize the critic or value network, too; off-policy, the convolutions in front of a critic stay in float32."""
     qat_skip: Annotated[tuple[str, ...], shown("LAYER ..."), QUANTISATION] = ()
-    """Layers left in float32, by their names in the policy or by what these start with, as in q_net.q_net.0."""
+    """Layers left in float32, by their names in the policy or prefixes of these, as in q_net.q_net.0."""
     trained_agent: Annotated[Path | None, shown("MODEL", "-i"), TRAINING] = None
     """Fine-tune the agent in a Stable-Baselines3 zip, zoo run folder or hub:ORG/NAME. Architecture, weights,
-    observation statistics beside it and, in a zoo folder, wrappers are the file's; target networks start as copies,
-    DQN's exploration at its final epsilon, and until learning starts the agent acts, not chance. --n-timesteps
-    counts none of its own."""
+    observation statistics beside it and, in a zoo folder, wrappers are the file's. Target networks start as copies,
+    DQN's exploration at its final epsilon; until learning starts, the agent chooses the actions instead of chance.
+    --n-timesteps excludes its earlier steps.
+    """
     normalize: Normalize = None
-    """VecNormalize's saved statistics with which the trained agent observed, or none."""
+    """VecNormalize statistics that the trained agent observed with, or none."""
     folder: Annotated[Path, shown("FOLDER", "-f", "--log-folder"), OUTPUT] = Path("logs")
-    """Where runs go, in the zoo's layout: FOLDER/ALGO/ENV_1, then ENV_2."""
+    """Folder of runs, in the zoo's layout: FOLDER/ALGO/ENV_1, then ENV_2."""
     eval_episodes: int = 20
-    """Episodes of an evaluation; 0: nothing is evaluated, and there is no best agent."""
+    """Episodes of an evaluation; 0 turns evaluations off, and no best agent is saved."""
     resume: Flag = False
-    """Go on from the last checkpoint of the latest run of ALGO on ENV, with that run's options."""
+    """Resume from the last checkpoint of the latest run of ALGO on ENV, with that run's options."""
     threads: Annotated[int | None, shown("N", default="1, all cores for images"), ADVANCED] = None
-    """Threads of the learner."""
+    """Number of the learner's threads."""
     device: Annotated[str, shown("NAME")] = "auto"
-    """The learner's device; auto is the processor, and a GPU where there are images and one of these."""
+    """Device of the learner; auto is the CPU, or the GPU for images if there is one."""
 
     def check(self) -> None:
         super().check()
@@ -77,7 +79,7 @@ class TrainConfig(LearnerOptions):
         if self.n_timesteps is not None:
             self.delay(self.n_timesteps)
         if self.resume and self.trained_agent is not None:
-            raise QuarlError("--resume goes on with a run, --trained-agent starts one from a file: keep one")
+            raise QuarlError("--resume and --trained-agent are mutually exclusive: keep one")
         if self.normalize is not None and self.trained_agent is None:
-            raise QuarlError("--normalize says how a trained agent observed: add -i MODEL, or drop it")
+            raise QuarlError("--normalize requires -i MODEL")
         check_folder(self.folder)

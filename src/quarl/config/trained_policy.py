@@ -1,4 +1,4 @@
-"""Options of the verbs that are about one trained policy."""
+"""Options of the verbs that use one trained policy."""
 
 from __future__ import annotations
 
@@ -19,50 +19,49 @@ from quarl.errors import QuarlError
 
 @dataclass(frozen=True, kw_only=True)
 class NamedModel(Config):
-    """A verb about one trained policy, as it is."""
+    """A verb that uses one trained policy without an environment."""
 
     model: Positional[Annotated[tuple[str, ...], shown("MODEL")]] = ()
     """A Stable-Baselines3 zip, zoo run folder, Stable-Baselines 2 file or saved policy; hub:ORG/NAME of the Hugging
-    Face hub; or ALGO ENV with -f FOLDER."""
+    Face Hub; or ALGO ENV with -f FOLDER.
+    """
     folder: Annotated[Path | None, shown("FOLDER", "-f")] = None
-    """Agents in the zoo's layout, FOLDER/ALGO/ENV_1/ENV.zip, for a MODEL in two words."""
+    """Folder of agents in the zoo's layout, FOLDER/ALGO/ENV_1/ENV.zip, for a MODEL in two words."""
 
     def check(self) -> None:
         super().check()
         if not self.model:
-            raise QuarlError(f"MODEL is missing: it stands before the options, as in quarl {self.verb} MODEL")
+            raise QuarlError(f"MODEL is missing: add it before the options, as in quarl {self.verb} MODEL")
         self.check_model()
 
     def look(self) -> None:
         check_paths(self.model if self.folder is None else ())
 
     def check_model(self) -> None:
-        """Refuses words that name no model."""
+        """Refuse words that do not name a model."""
         words = shlex.join(self.model)
         if len(self.model) > 2:
             raise QuarlError(f"MODEL is a path or two words ALGO ENV, got {len(self.model)} words: {words}")
         if len(self.model) == 2 and self.folder is None:
-            raise QuarlError(f"MODEL {words} is two words ALGO ENV: say where the agents lie with -f FOLDER")
+            raise QuarlError(f"MODEL {words} is two words ALGO ENV: add the folder of the agents with -f FOLDER")
         if len(self.model) == 1 and self.folder is not None:
-            raise QuarlError(
-                f"-f FOLDER goes with two words ALGO ENV, got only {words}: add the environment or drop -f"
-            )
+            raise QuarlError(f"-f FOLDER requires two words ALGO ENV, got only {words}: add the environment or drop -f")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(NamedModel, EnvironmentConfig):
-    """The same, with an environment to play in."""
+    """A verb that uses one trained policy and an environment to play in."""
 
     normalize: Normalize = None
-    """VecNormalize's saved statistics with which the agent observed, or none."""
+    """VecNormalize statistics that the agent observed with, or none."""
     env: EnvId = None
-    """Gymnasium id of the environment; my_module:MyEnv-v0 imports my_module first, which registers it."""
+    """Gymnasium id of the environment; my_module:MyEnv-v0 first imports my_module, which registers it."""
     seed: int = 0
     """Seed of the episodes; episode k starts from the same state at every precision."""
 
 
 def check_paths(paths: Iterable[str]) -> None:
-    """Refuses a path at which there is nothing."""
+    """Refuse a path that does not exist."""
     for path in paths:
         if not (path.startswith("hub:") or os.path.exists(path) or os.path.exists(f"{path}.zip")):
             raise QuarlError(f"no file {path}; check the path")

@@ -1,4 +1,4 @@
-"""From the words of a command to its configuration; words that no verb knows are one line, as every mistake is."""
+"""Parsing of a command's words into its configuration; unknown words raise one-line errors, like every mistake."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from quarl.config.base import summary
 from quarl.config.manual import manual, overview
 from quarl.errors import QuarlError, did_you_mean
 
-DESCRIPTION = """What low precision costs and gains in reinforcement learning.
+DESCRIPTION = """Measure the costs and gains of low precision in reinforcement learning.
 
-quarl help VERB, or quarl VERB --help, lists a verb's options; quarl version prints the version, and quarl completion
-bash, zsh or fish a script that completes verbs, options and their values."""
+quarl help VERB, or quarl VERB --help, lists the options of a verb. quarl version prints the version. quarl completion
+bash, zsh or fish prints a script that completes verbs, options and their values."""
 BESIDES = ("completion", "help", "version")
-"""First words that are no verbs."""
+"""First words that are not verbs."""
 SHELLS = ("bash", "zsh", "fish")
 """Shells whose completion `quarl completion` prints."""
 HYPERPARAMETERS = """
@@ -47,18 +47,20 @@ COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
     "what": ("quarl study run studies/mixed-precision-learning.yml in place of --what learning",),
     "gym-packages": ("--env MODULE:ID, whose module registers the ID",),
 }
-"""Options of RL Zoo's scripts and former ones, with their replacements: the first name that the verb has, or words
-without a name."""
+"""Options of RL Zoo's scripts and former ones, with their replacements: the first name that the verb has, or text
+without a name.
+"""
 MOVED = {("--what", "staleness"): "; use quarl study run studies/actorq-staleness.yml"}
-"""Options with former values: the end of the message that refuses them."""
+"""Options with former values, and the end of the message that refuses them."""
 NUMBERS = ConstructorRegistry()
-"""How words become numbers."""
+"""Registry of conversions from words to numbers."""
 
 
 def parse(words: Sequence[str]) -> Config:
-    """The configuration of the verb that `words` name; --help ends the program."""
+    """Return the configuration of the verb that `words` name; --help ends the program."""
     if any(re.fullmatch(r"(--?[\w-]+=)?", word) for word in words):
-        raise QuarlError("a word of the command line is empty, perhaps a shell variable that is not set: name a value")
+        raise QuarlError("a word of the command line is empty, perhaps an unset shell variable: give a value")
+    # Answer help and unknown verbs without tyro.
     known = [verb.verb.split()[0] for verb in VERBS]
     if words and words[0] not in known and not words[0].startswith("-"):
         raise QuarlError(
@@ -68,6 +70,7 @@ def parse(words: Sequence[str]) -> Config:
         print(help_of(words))
         raise SystemExit(0)
     help_ = " ".join(["see quarl", *(word for word in words[:1] if word in known), "--help"])
+    # Parse the words, and turn tyro's box into one line.
     said = io.StringIO()
     try:
         with NUMBERS, contextlib.redirect_stderr(said):
@@ -91,13 +94,13 @@ def _one_of() -> Any:
 
 
 def completion(shell: str = "") -> str:
-    """Return the script that completes verbs, options and their values in a shell; QuarlError for an unknown one."""
+    """Return the script that completes verbs, options and their values; raise QuarlError for an unknown shell."""
     if shell not in SHELLS:
-        raise QuarlError(f"quarl completion is for one of {', '.join(SHELLS)}, got {shell!r}: name one")
+        raise QuarlError(f"quarl completion requires one of {', '.join(SHELLS)}, got {shell!r}")
     printed = io.StringIO()
     with NUMBERS, contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         tyro.cli(_one_of(), prog="quarl", args=["--tyro-print-completion", shell])
-    # a line break in what tyro says of an option would become more words to choose from
+    # a line break in tyro's description of an option would become more words to choose from
     script = re.sub(r"(?<=[\w,;:.)])\\n(?=[\w(`-])", " ", printed.getvalue())
     # otherwise bash offers no files for MODEL
     files = "complete -o bashdefault -o default -F _tyro_quarl quarl\n" if shell == "bash" else ""
@@ -105,12 +108,12 @@ def completion(shell: str = "") -> str:
 
 
 def below(kind: type[Any]) -> list[type[Config]]:
-    """The verbs that a verb stands for: those of `bench`, `cluster` or `study`, or itself."""
+    """Return the verbs below a verb: those of `bench`, `cluster` or `study`, or the verb itself."""
     return [kind] if issubclass(kind, Config) else list(get_args(get_type_hints(kind)["chosen"]))
 
 
 def help_of(words: Sequence[str]) -> str:
-    """What --help says of the verb that the first words name, or of all verbs."""
+    """Return the --help text of the verb that the first words name, or of all verbs."""
     leaves = [leaf for kind in VERBS for leaf in below(kind) if words[: len(leaf.verb.split())] == leaf.verb.split()]
     if leaves:
         return manual(leaves[0])
@@ -121,7 +124,7 @@ def help_of(words: Sequence[str]) -> str:
 
 
 def _sentence(box: str) -> str:
-    """What a box of tyro's says between its title and the first line without words; the rest is help."""
+    """Return the text of tyro's box between its title and the first line without words; the rest is help."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
     lines = [line.strip("│ ") for line in plain.splitlines()[1:]]
     said = takewhile(_has_words, dropwhile(lambda line: not _has_words(line), lines))
@@ -133,14 +136,14 @@ def _has_words(line: str) -> bool:
 
 
 def _unknown(config: Config, left: Sequence[str], words: Sequence[str]) -> str:
-    """What the first of those words is that were left over: an option, or else a value."""
+    """Return the error for the first word that was left over: an option, or else a value."""
     word = next((word for word in left if word.startswith("-")), left[0])
     if not word.startswith("-"):
-        return f"has no use for {word!r}"
+        return f"got an unexpected argument {word!r}"
     option = word.partition("=")[0]
     known = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(config)]
     if option in known:
-        return f"cannot take {word} where it stands"
+        return f"cannot take {word} at this position"
     behind = left[left.index(word) + 1 :]
     value = word.partition("=")[2] or next((each for each in behind[:1] if not each.startswith("--")), "")
     meant = counterpart(option, value, known) or did_you_mean(option, known).removesuffix("?")
@@ -148,12 +151,12 @@ def _unknown(config: Config, left: Sequence[str], words: Sequence[str]) -> str:
 
 
 def counterpart(option: str, value: str, known: Collection[str]) -> str:
-    """Return the end of the message for an option that a verb with the options `known` lacks, or nothing.
+    """Return the end of the message for an option that a verb with the options `known` lacks, or "".
 
     Args:
-        option: The option as it was typed.
-        value: The word behind it.
-        known: The verb's options.
+        option: Option as it was typed.
+        value: Word behind it.
+        known: Options of the verb.
     """
     name = option.lstrip("-").replace("_", "-")
     parameter = name.replace("-", "_")
@@ -164,7 +167,7 @@ def counterpart(option: str, value: str, known: Collection[str]) -> str:
 
 
 AUTO = Literal["auto"]
-"""What some numbers may be instead."""
+"""Alternative value of some numbers."""
 
 
 @NUMBERS.primitive_rule
@@ -184,7 +187,7 @@ def _number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
 
 
 def _count(word: str) -> int:
-    """Return the whole number that `word` spells, as 100 or 1e2."""
+    """Return the whole number of `word`, as 100 or 1e2."""
     for read in (int, float):
         try:
             number = read(word)
@@ -192,11 +195,11 @@ def _count(word: str) -> int:
             continue
         if word.isascii() and float(number).is_integer():
             return int(number)
-    raise ValueError(f"{word!r} is no whole number")
+    raise ValueError(f"{word!r} is not a whole number")
 
 
 def _real(word: str) -> float:
     with contextlib.suppress(ValueError):
-        if word.isascii():  # Python reads the digits of every script
+        if word.isascii():  # Python would read the digits of every script
             return float(word)
     raise ValueError(f"{word!r} is not a number")
