@@ -1,7 +1,7 @@
 """A study from a file: python a_study.py [--n 20000] [--episodes 50]
 
-Trains two agents, measures them in float32, quantised after training and trained for the precision, a process for each,
-and writes tables, figures and one page. Run it again after Ctrl-C, or with more policies: what is finished stays.
+Trains two agents and measures them in float32, quantized after training and trained for the precision. Each cell is a
+process. Writes tables, figures and one page. Run it again after Ctrl-C, or with more policies: finished cells stay.
 """
 
 import argparse

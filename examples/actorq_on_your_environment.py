@@ -1,7 +1,7 @@
-"""Quantised actors on an environment of your own: python actorq_on_your_environment.py [--n 20000]
+"""Quantized actors on an environment of your own: python actorq_on_your_environment.py [--n 20000]
 
-The environment is registered when this file is imported, which actors and learner do, each in a process of its own:
-hence MODULE:ID as its name, and `if __name__ == "__main__"` around what only the first process shall do.
+Importing this file registers the environment. Actors and learner import it, each in a process of its own: hence the
+name MODULE:ID, and `if __name__ == "__main__"` around the code that only the first process runs.
 """
 
 import argparse
@@ -14,14 +14,14 @@ from quarl.cli import main
 
 
 class Tracking(gymnasium.Env[np.ndarray, np.int64]):
-    """A point that is pushed left or right towards a target; 100 steps, each costs the distance."""
+    """A point that is pushed left or right toward a target; 100 steps, each costs the distance."""
 
     observation_space = gymnasium.spaces.Box(-10, 10, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.state = self.np_random.uniform(-2, 2, 2).astype(np.float32)  # where it is, and where to
+        self.state = self.np_random.uniform(-2, 2, 2).astype(np.float32)  # position and target
         return self.state.copy(), {}
 
     def step(self, action):

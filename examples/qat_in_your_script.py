@@ -1,7 +1,7 @@
 """Training for a precision in a Stable-Baselines3 script of your own: python qat_in_your_script.py [--n 50000]
 
-Two lines are QuaRL's: `prepare` puts fake quantisation into the policy, and QuantDelay lets it act from half of the run
-on. The zip that is saved is Stable-Baselines3's as ever; `convert` makes the integers.
+Two lines are QuaRL's: `prepare` adds fake quantization to the policy, and `QuantDelay` activates it at half of the
+run. The saved zip is a Stable-Baselines3 agent; `convert` returns the integer policy.
 """
 
 import argparse

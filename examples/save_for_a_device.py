@@ -1,8 +1,8 @@
 """A policy for a device without QuaRL: python save_for_a_device.py [--n 20000]
 
 Writes policy.tflite (LiteRT, TFLite Micro, OpenVINO) and policy.onnx (ONNX Runtime), runs both with their runtimes, and
-compares their actions with QuaRL's. Scaling of the observation is inside the files; of discrete actions they give the
-scores.
+compares their actions with QuaRL's. The files contain the scaling of the observation. For discrete actions they return
+the scores.
 """
 
 import argparse

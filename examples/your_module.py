@@ -1,8 +1,8 @@
-"""A network of your own, quantised: python your_module.py [--n 300]
+"""A network of your own, quantized: python your_module.py [--n 300]
 
-The policy is an nn.Module that no library knows: it learns to swing a pendulum's torque against its velocity, by
-imitation of a hand-written controller. QuaRL takes the module and the spaces of its observations and its
-actions; calibration observations are your own, so that no environment is asked for.
+The policy is a plain nn.Module. It learns to damp a pendulum by imitation of a hand-written controller, whose torque
+opposes the velocity. QuaRL takes the module and the spaces of its observations and actions. The script supplies its
+own calibration observations, so no environment is needed.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""What low precision costs an agent that you have: python your_zip.py model.zip [--env CartPole-v1]
+"""The cost of low precision for an agent of yours: python your_zip.py model.zip [--env CartPole-v1]
 
-Any Stable-Baselines3 zip or RL Zoo folder will do; without one, a DQN of CartPole is trained. Every precision plays the
-same episodes, in its own integers; the narrowest that is non-inferior, within 5 % of the return, is saved.
+Accepts any Stable-Baselines3 zip or RL Zoo folder; without one, it trains a DQN on CartPole. Every precision plays the
+same episodes with its own integers. The narrowest one that is non-inferior, within 5 % of the return, is saved.
 """
 
 import argparse
@@ -12,9 +12,9 @@ import quarl
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("model", nargs="?")
-parser.add_argument("--env", default="CartPole-v1", help="its environment, which a bare zip does not say")
+parser.add_argument("--env", default="CartPole-v1", help="its environment, which a bare zip does not name")
 parser.add_argument("--episodes", type=int, default=100)
-parser.add_argument("--n", type=int, default=50_000, help="steps of the training, where no model is named")
+parser.add_argument("--n", type=int, default=50_000, help="steps of the training if no model is named")
 options = parser.parse_args()
 
 if options.model is None:
