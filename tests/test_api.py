@@ -215,7 +215,7 @@ def test_a_policy_is_saved_under_the_very_name_that_was_given(tmp_path, name):
 @pytest.mark.parametrize(
     ("precision", "mode", "cause"),
     [
-        ("int8", "dynamic", r"activations quantised at run time \(mode='dynamic'\);"),
+        ("int8", "dynamic", r"activations quantized at run time \(mode='dynamic'\);"),
         ("int4", "dynamic", r"at run time \(mode='dynamic'\) and 4-bit weights;"),
         ("int4", "static", "for 4-bit weights;"),
         ("fp16", "dynamic", "for half floats;"),

@@ -41,7 +41,7 @@ def malformed():
         (lambda: evaluation.record(CARTPOLE, "calibration", num=0), "number of observations must be at least 1, got 0"),
         (
             lambda: engines.sound(CARTPOLE, np.zeros((1, 4), np.float32), np.float32([[np.inf, 0]])),
-            "the policy gives NaN or infinity where its float32 values are finite; use engine reference",
+            "the outputs hold NaN or infinity, unlike the float32 values; use engine reference",
         ),
         (lambda: RateLimiter(1.0, batch_size=0, min_size=0), "batch_size must be at least 1, got 0"),
         (lambda: wire.unpack(artifact.to_bytes(CARTPOLE)), "is not quantized; the publisher sends another format"),

@@ -123,10 +123,10 @@ def _rewrite(
 
 
 def quantised(calibrated: Calibrated, spec: QuantSpec) -> QuantizedPolicy:
-    """The policy in that precision; QuarlError where that would be the policy as it is."""
+    """Return the policy in that precision; raise QuarlError if the policy would not change."""
     policy = calibrated.quantize(spec)
     if policy.coverage == 0:
-        raise QuarlError(f"{spec.precision} covers no weight of this policy; nothing would be quantised")
+        raise QuarlError(f"{spec.precision} covers no weight of this policy; nothing would be quantized")
     return policy
 
 

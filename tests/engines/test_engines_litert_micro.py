@@ -203,5 +203,5 @@ def test_ties_and_large_multipliers_are_rounded_as_there():
 
 def test_another_arithmetic_is_refused():
     policy = quantize(networks.dense([5, 16, 3]), QuantSpec.parse("fp32"))
-    with pytest.raises(UnsupportedError, match="no reference computes 'qdq'; choose of f32-rne, q31-double"):
+    with pytest.raises(UnsupportedError, match="unknown arithmetic 'qdq'; choose one of f32-rne, q31-double"):
         reference.load(policy, 1, "qdq")

@@ -15,29 +15,35 @@ from quarl.policy.operators import OBSERVATION
 
 ENGINES = ("litert", "onnx", "torch", "reference")
 FORMATS = {".tflite": "litert", ".onnx": "onnx"}
-"""By suffix of a file, the engine whose format it is."""
+"""Engine of a file's format, by suffix."""
 
 
 class Engine(Protocol):
     """A policy that is ready to run for one batch size."""
 
     name: str
-    """One of ENGINES."""
+    """Name of the engine, one of ENGINES."""
     measured: bool
-    """True where the kernels really compute in the spec's precision; False where it is simulated in float."""
+    """True if the kernels really compute in the spec's precision; False if it is simulated in float."""
     batch: int
     file_bytes: int
-    """Bytes of the file a deployment of this engine loads; 0 where it has none of its own."""
+    """Size in bytes of the file that a deployment of this engine loads; 0 if it has no file of its own."""
 
     def run(self, observations: Array) -> Array:
-        """float32 outputs [batch, n] of observations [batch, *shape]; the caller owns the result."""
+        """Return float32 outputs [batch, n] of observations [batch, *shape]; the caller owns the result."""
         ...
 
 
 def load(policy: QuantizedPolicy, engine: str = "litert", *, batch: int = 1) -> Engine:
-    """The policy made ready on `engine` for `batch` rows a call, on one thread.
+    """Return the policy ready to run on an engine, on one thread.
 
-    Raises UnsupportedError where the engine cannot run the policy's precision or operators.
+    Args:
+        policy: The policy.
+        engine: Name of the engine, one of ENGINES.
+        batch: Rows of a call.
+
+    Raises:
+        UnsupportedError: The engine cannot run the policy's precision or operators.
     """
     if engine not in ENGINES:
         raise UnsupportedError(f"unknown engine {engine!r}; choose one of {', '.join(ENGINES)}")
@@ -50,7 +56,13 @@ def load(policy: QuantizedPolicy, engine: str = "litert", *, batch: int = 1) -> 
 
 
 def load_fitting(policy: QuantizedPolicy, engine: str = "litert", *, batch: int = 1) -> Engine:
-    """The policy on `engine`, or on the reference, which simulates, where that has no kernel for its integers."""
+    """Return the policy on `engine`, or on the simulating reference if the engine has no kernel for its integers.
+
+    Args:
+        policy: The policy.
+        engine: Name of the preferred engine.
+        batch: Rows of a call.
+    """
     try:
         return load(policy, engine, batch=batch)
     except UnsupportedError:
@@ -60,15 +72,27 @@ def load_fitting(policy: QuantizedPolicy, engine: str = "litert", *, batch: int 
 
 
 def sound(policy: Policy, observations: Array, outputs: Array) -> Array:
-    """The outputs; QuarlError where one is NaN or infinite: such scores are no actions."""
+    """Return the outputs; raise QuarlError if one is NaN or infinite, because such scores are not actions.
+
+    Args:
+        policy: The policy.
+        observations: Observations of these outputs, for the error.
+        outputs: Outputs of the network.
+    """
     if not np.isfinite(outputs).all():
         check_values(policy, observations)
-        raise QuarlError("the policy gives NaN or infinity where its float32 values are finite; use engine reference")
+        raise QuarlError("the outputs hold NaN or infinity, unlike the float32 values; use engine reference")
     return outputs
 
 
 def check_values(policy: Policy, observations: Array, values: Mapping[str, Array] | None = None) -> None:
-    """Refuses a policy whose `values` in float32 on the observations are not all finite, naming the first layer."""
+    """Refuse a policy with values in float32 that are not finite; the error names the first layer.
+
+    Args:
+        policy: The policy.
+        observations: Raw observations [N, *shape].
+        values: All values of the policy on the observations; None computes them.
+    """
     if values is None:
         from quarl.engines.numpy_operators import as_float  # here: it needs what engines are made of
 
@@ -77,16 +101,23 @@ def check_values(policy: Policy, observations: Array, values: Mapping[str, Array
     for name in (OBSERVATION, *(op.name for op in policy.ops)):
         if not np.isfinite(values[name]).all():
             what = "the environment" if name == OBSERVATION else f"layer {name[:80]!r}"
-            raise QuarlError(f"{what} gives NaN or infinity; nothing can be played with such numbers")
+            raise QuarlError(f"{what} gives NaN or infinity; the policy cannot be evaluated")
 
 
 def greedy(policy: QuantizedPolicy, observations: Array, engine: str = "litert") -> Array:
-    """The policy's deterministic actions on observations [N, *shape]; of `load_fitting`."""
+    """Return the policy's deterministic actions on observations [N, *shape], with the engine of `load_fitting`.
+
+    Args:
+        policy: The policy.
+        observations: Raw observations [N, *shape].
+        engine: Name of the preferred engine.
+    """
     return policy.head(run_all(load_fitting(policy, engine, batch=64), observations))
 
 
 def run_all(engine: Engine, observations: Array) -> Array:
-    """Outputs [n, out] of any number of observations [n, *shape], the last batch padded with its first row."""
+    """Return outputs [n, out] of any number of observations [n, *shape]; the last batch is padded with its first
+    row."""
     pieces = []
     for start in range(0, len(observations), engine.batch):
         rows = observations[start : start + engine.batch]

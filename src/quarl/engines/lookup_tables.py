@@ -1,4 +1,4 @@
-"""Activations of int8 codes: the 256-entry table that defines one, and a float road that reproduces it exactly."""
+"""Activations of int8 codes: the 256-entry table that defines one, and float arithmetic that reproduces it exactly."""
 
 from __future__ import annotations
 
@@ -12,21 +12,36 @@ from quarl.policy.operators import Activation
 from quarl.quant.affine import QParams, dequantize, quantize
 
 TOLERANCE = np.float32(2.0**-20)
-"""Error granted to a runtime's tanh, sigmoid or exp, relative to max(1, |y|): ten units in float32's last place."""
+"""Tolerated error of a runtime's tanh, sigmoid or exp, relative to max(1, |y|): ten units in float32's last place."""
 NUDGES = (0.0, *(sign * 2.0**-power for power in range(20, 11, -1) for sign in (1, -1)))
 
 
 def table(op: Activation, source: ActivationGrid, target: ActivationGrid) -> Array:
-    """int8 [256]: the code of `target` that the activation gives for each code of `source`, lowest code first."""
+    """Return the code of `target` for each code of `source`, int8 [256], lowest code first.
+
+    Args:
+        op: The activation.
+        source: Grid of its input.
+        target: Grid of its value.
+    """
     x = dequantize(_every_code(source.qparams), source.qparams).astype(np.float32)
     return np.asarray(quantize(_function(op, x), target.qparams)).astype(np.int8)
 
 
 def steady_scale(op: Activation, source: ActivationGrid, target: ActivationGrid) -> np.float32 | None:
-    """An input scale with which any runtime's float kernels give the table: quantize(f((code - zero_point) * scale)).
+    """Return an input scale with which any runtime's float kernels reproduce the table.
 
-    A runtime's tanh errs by a few units in the last place, so an entry that lies on a rounding boundary could fall
-    to either side. The grid's own scale is nudged (by less than 0.03 %) until no entry does. None: no nudge helps.
+    They compute quantize(f((code - zero_point) * scale)). A runtime's tanh errs by a few units in the last place, so an
+    entry on a rounding boundary could fall to either side. The grid's own scale is changed slightly (by less than 0.03
+    %) until no entry does.
+
+    Args:
+        op: The activation.
+        source: Grid of its input.
+        target: Grid of its value.
+
+    Returns:
+        The scale; None if no change helps.
     """
     wanted = table(op, source, target)
     q = target.qparams
@@ -51,7 +66,8 @@ def _every_code(q: QParams) -> Array:
 
 
 def _is_exact(kind: str, x: Array) -> Array:
-    """Where the activation is of float32 sums and products alone, which every runtime rounds alike."""
+    """Return a mask of the inputs at which the activation uses only sums and products, which every runtime rounds
+    alike."""
     if kind in ("relu", "leaky_relu", *EXACT):
         return np.ones(x.shape, bool)
     return x >= 0 if kind == "elu" else np.zeros(x.shape, bool)

@@ -1,4 +1,4 @@
-"""Every operator in numpy, float32: the arithmetic that the reference and its tables share."""
+"""All operators in numpy, float32: the arithmetic that the reference and its tables share."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ MAX_EXACT_NORM = 1024
 
 
 def as_float(policy: Policy, observations: Array) -> dict[str, Array]:
-    """Every value of a float32 policy on observations [N, *shape], float32 [N, ...]; whole batches at a time.
+    """Return every value of a float32 policy on observations [N, *shape], float32 [N, ...]; computed in whole batches.
 
-    For calibration: faster than `Reference`, and equal to it up to the order of float32 sums.
+    It serves calibration: it is faster than `Reference`, and equal to it up to the order of float32 sums.
     """
     values: dict[str, Array] = {OBSERVATION: np.asarray(observations, np.float32)}
     for op in policy.ops:
@@ -45,13 +45,13 @@ def as_float(policy: Policy, observations: Array) -> dict[str, Array]:
 
 
 def on_grid(x: Array, grid: ActivationGrid) -> Array:
-    """x moved to the nearest point of the grid, float32."""
+    """Return x moved to the nearest level of the grid, float32."""
     value: Array = fake_quantize(x, grid.qparams)
     return value.astype(np.float32)
 
 
 def apply(op: Op, inputs: list[Array]) -> Array:
-    """The float32 value of an operator; of a layer, with what its weights stand for."""
+    """Return the float32 value of an operator; a layer uses its dequantized weights."""
     return LOWERINGS[type(op)](op, *inputs)
 
 
@@ -78,7 +78,7 @@ def _softmax(op: operators.Softmax, x: Array) -> Array:
 
 
 def _pool(op: operators.Pool2d, x: Array) -> Array:
-    """Averages are sums times the reciprocal of the window's size."""
+    """Return maxima, or averages as sums times the reciprocal of the window's size."""
     (ph, pw), (sh, sw) = op.padding, op.stride
     padding = ((0, 0), (0, 0), (ph, ph), (pw, pw))
     padded = np.pad(x, padding, constant_values=-np.inf if op.kind == "max" else 0)
@@ -109,11 +109,11 @@ LOWERINGS: Mapping[type[Op], Callable[..., Array]] = {
     operators.Concat: lambda op, *inputs: np.concatenate(inputs, axis=-1),
     operators.Add: lambda op, x, y: x + y,
 }
-"""What an operator computes of its inputs, in float32."""
+"""Float32 function of each operator's inputs."""
 
 
 def norms_codes(op: Op, grids: Mapping[str, ActivationGrid]) -> TypeGuard[operators.LayerNorm]:
-    """Whether it is a LayerNorm of int8 codes: sums of them and of their squares are then exact in float32."""
+    """Return whether it is a LayerNorm of int8 codes: sums of them and of their squares are then exact in float32."""
     grid = grids.get(op.inputs[0])
     return (
         isinstance(op, operators.LayerNorm) and grid is not None and grid.bits == 8 and op.weight.size <= MAX_EXACT_NORM
@@ -121,25 +121,33 @@ def norms_codes(op: Op, grids: Mapping[str, ActivationGrid]) -> TypeGuard[operat
 
 
 def averages_codes(op: Op, grids: Mapping[str, ActivationGrid]) -> TypeGuard[operators.Pool2d]:
-    """Whether it averages integers: their sums are exact in float32."""
+    """Return whether it averages integers: their sums are exact in float32."""
     return isinstance(op, operators.Pool2d) and op.kind == "average" and op.inputs[0] in grids
 
 
 def norm_constants(op: operators.LayerNorm, grid: ActivationGrid) -> tuple[np.float32, np.float32]:
-    """1 / n, and epsilon in squared steps of the grid: what a LayerNorm of codes needs besides gain and offset."""
+    """Return the constants of a LayerNorm of codes besides gain and offset: 1 / n, and epsilon in squared steps of the
+    grid."""
     epsilon = np.float32(op.epsilon / np.float64(np.float32(grid.scale)) ** 2)
     return np.float32(1 / op.weight.size), max(epsilon, np.float32(TINY))
 
 
 def layer_norm_of_codes(op: operators.LayerNorm, integers: Array, grid: ActivationGrid) -> Array:
-    """LayerNorm of codes less their zero point, as float32 integers: see `formulas.norm_of_codes`."""
+    """Return the LayerNorm of codes minus their zero point, as float32 integers: see `formulas.norm_of_codes`.
+
+    Args:
+        op: The operator.
+        integers: Codes minus their zero point.
+        grid: Grid of the codes.
+    """
     return np.asarray(norm_of_codes(_computed, integers, *norm_constants(op, grid), op.weight, op.bias))
 
 
 def unfold(op: Linear, x: Array) -> Array:
-    """Inputs of each output position, so that a convolution becomes a product: [B, (P,) K] of x [B, *shape].
+    """Return the inputs of each output position, so that a convolution becomes a product: [B, (P,) K] of x [B, *shape].
 
-    P counts the output positions row by row, K runs over (channel, kernel row, kernel column); dense inputs pass.
+    P counts the output positions row by row, K runs over (channel, kernel row, kernel column); dense inputs do not
+    change.
     """
     if not isinstance(op, operators.Conv2d):
         return x
@@ -152,5 +160,11 @@ def unfold(op: Linear, x: Array) -> Array:
 
 
 def fold(op: Linear, y: Array, input_shape: tuple[int, ...]) -> Array:
-    """The inverse of `unfold` for outputs: [B, P, out] to [B, out, height, width]; dense outputs pass."""
+    """Return outputs [B, out, height, width] from [B, P, out], the inverse of `unfold`; dense outputs do not change.
+
+    Args:
+        op: The layer.
+        y: Its outputs.
+        input_shape: Shape of its input.
+    """
     return y.transpose(0, 2, 1).reshape(len(y), *op.shape([input_shape])) if isinstance(op, operators.Conv2d) else y

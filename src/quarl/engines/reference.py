@@ -1,7 +1,7 @@
 """The oracle: every operator in numpy, every integer product exact, no runtime imported.
 
-Integer accumulators are carried in float64, which is exact below 2**53: 32-bit weights times 8-bit activations over
-2**14 inputs still fit. Each row is computed on its own, so a result cannot depend on the batch it came in.
+Integer accumulators are kept in float64, which is exact below 2**53: 32-bit weights times 8-bit activations over 2**14
+inputs still fit. Each row is computed on its own, so a result cannot depend on its batch.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Reference:
         self._weights = {op.name: _integers(op) for op in policy.linear}
 
     def run(self, observations: Array) -> Array:
-        """float32 outputs [B, n] of observations [B, *shape]."""
+        """Return float32 outputs [B, n] of observations [B, *shape]."""
         return self.trace(observations)[self.policy.output]
 
-    @np.errstate(all="ignore")  # `sound` looks at what comes of it
+    @np.errstate(all="ignore")  # `sound` checks the outputs
     def trace(self, observations: Array) -> dict[str, Array]:
-        """Every value of the graph, float32 [B, *shape]: what the codes stand for where values are codes."""
+        """Return every value of the graph, float32 [B, *shape]; codes are returned as real numbers."""
         values: dict[str, Array] = {OBSERVATION: np.asarray(observations, np.float32)}
         for op in self.policy.ops:
             inputs = [values[name] for name in op.inputs]
@@ -77,15 +77,28 @@ class Reference:
         return apply(op, inputs)
 
     def quantized(self, x: Array, grid: ActivationGrid) -> Array:
-        """float32 codes of x."""
+        """Return the float32 codes of x."""
         return np.asarray(quantize(x, grid.qparams))
 
     def bent(self, op: Activation, x: Array, target: ActivationGrid) -> Array:
-        """What a function of codes gives on its own grid, float32: in static mode it is a table of codes."""
+        """Return the value of a function of codes on its own grid, float32: in static mode it is a table of codes.
+
+        Args:
+            op: The activation.
+            x: Its input, in real numbers.
+            target: Grid of its value.
+        """
         return on_grid(apply(op, [x]), target)
 
     def requantized(self, op: Linear, sums: Array, multiplier: Array, source: ActivationGrid) -> Array:
-        """Codes of a hidden layer from its sums of codes of `source` and its bias; multiplier: shaped as the sums."""
+        """Return the codes of a hidden layer from its integer sums.
+
+        Args:
+            op: The layer.
+            sums: Sums of codes of `source` and the bias.
+            multiplier: Multipliers, broadcast to the sums.
+            source: Grid of its input.
+        """
         q = self.policy.grids[op.name].qparams
         return requantize(sums, multiplier, int(q.zero_point), q.qmin, q.qmax)
 
@@ -121,8 +134,8 @@ class Reference:
 class Q31Double(Reference):
     """The reference in the arithmetic of TFLite Micro's kernels, "q31-double", for static .tflite files in it.
 
-    Sums of codes are requantized by integers, rounded twice, where no float kernel sums them; float numbers become
-    codes of 8 bits with ties away from zero, and wider ones with ties to even.
+    Sums of codes are requantized by integers, rounded twice, unless a float kernel sums them. Float numbers become
+    codes of 8 bits with ties away from zero, and wider codes with ties to even.
     """
 
     def __init__(self, policy: QuantizedPolicy, batch: int) -> None:
@@ -130,18 +143,25 @@ class Q31Double(Reference):
         self._readers = readers(policy)
         self._scales: dict[str, np.float32 | None] = {}
         self._coded = {op.name for op in policy.linear} - self._final
-        """Values that are nothing but codes in the file."""
+        """Values that exist only as codes in the file."""
         for op in policy.ops:
             kept = isinstance(op, Activation | Flatten | Pool2d) and op.name in policy.grids
             if kept and op.inputs[0] in self._coded and policy.grids[op.name].bits <= 8:
                 self._coded.add(op.name)
 
     def quantized(self, x: Array, grid: ActivationGrid) -> Array:
-        """float32 codes of x."""
+        """Return the float32 codes of x."""
         return super().quantized(x, grid) if grid.bits > 8 else quantize_away(x, grid.qparams)
 
     def bent(self, op: Activation, x: Array, target: ActivationGrid) -> Array:
-        """What a function of codes gives on its own grid: the table, or the float road that the file takes to it."""
+        """Return the value of a function of codes on its own grid: by the table, or by the float arithmetic of the
+        file.
+
+        Args:
+            op: The activation.
+            x: Its input, in real numbers.
+            target: Grid of its value.
+        """
         source = self.policy.grids[op.inputs[0]]
         if op.inputs[0] in self._coded and target.bits <= 8:
             if op.name not in self._scales:
@@ -153,7 +173,14 @@ class Q31Double(Reference):
         return np.asarray(dequantize(codes, target.qparams), np.float32)
 
     def requantized(self, op: Linear, sums: Array, multiplier: Array, source: ActivationGrid) -> Array:
-        """Codes of a hidden layer from its sums."""
+        """Return the codes of a hidden layer from its integer sums.
+
+        Args:
+            op: The layer.
+            sums: Sums of codes of `source` and the bias.
+            multiplier: Multipliers, broadcast to the sums.
+            source: Grid of its input.
+        """
         target = self.policy.grids[op.name]
         assert isinstance(op.weight, QuantizedTensor)
         bias, _ = requantisation(op, op.weight, source, target)
@@ -166,7 +193,7 @@ class Q31Double(Reference):
 
 
 ARITHMETICS: Mapping[str, type[Reference]] = {"f32-rne": Reference, "q31-double": Q31Double}
-"""By name: the reference that computes in it."""
+"""Reference for each arithmetic, by name."""
 
 
 def load(policy: QuantizedPolicy, batch: int, arithmetic: str = "f32-rne") -> Reference:
@@ -178,15 +205,15 @@ def load(policy: QuantizedPolicy, batch: int, arithmetic: str = "f32-rne") -> Re
         arithmetic: One of `ARITHMETICS`.
 
     Raises:
-        UnsupportedError: no reference computes in `arithmetic`.
+        UnsupportedError: The arithmetic is unknown.
     """
     if arithmetic not in ARITHMETICS:
-        raise UnsupportedError(f"no reference computes {arithmetic!r}; choose of {', '.join(ARITHMETICS)}")
+        raise UnsupportedError(f"unknown arithmetic {arithmetic!r}; choose one of {', '.join(ARITHMETICS)}")
     return ARITHMETICS[arithmetic](policy, batch)
 
 
 def _integers(op: Linear) -> Array:
-    """The weight as a matrix [out, K]: exact integers in float64, or float32 values."""
+    """Return the weight as a matrix [out, K]: exact integers in float64, or float32 values."""
     if isinstance(op.weight, QuantizedTensor):
         along = (-1,) + (1,) * (op.weight.codes.ndim - 1)
         matrix = op.weight.codes.astype(np.float64) - op.weight.zero_point.reshape(along)
@@ -196,16 +223,16 @@ def _integers(op: Linear) -> Array:
 
 
 def _per_row(op: Linear, x: Array, weight: Array) -> Array:
-    """x (*) weight without bias, one row at a time: BLAS sums a row alone and a row of many in different orders."""
+    """Return x (*) weight without bias, row by row: BLAS sums a single row in another order than a row among many."""
     y = np.stack([row @ weight.T for row in unfold(op, x)])
     return fold(op, y, x.shape[1:])
 
 
 def _channels(values: Array, ndim: int) -> Array:
-    """[out] made to broadcast along axis 1 of a value with `ndim` axes."""
+    """Return [out] shaped to broadcast along axis 1 of a value with `ndim` axes."""
     return values.reshape(-1, *(1,) * (ndim - 2))
 
 
 def _rows(values: Array, ndim: int) -> Array:
-    """[B, 1] made to broadcast along axis 0 of a value with `ndim` axes."""
+    """Return [B, 1] shaped to broadcast along axis 0 of a value with `ndim` axes."""
     return values.reshape(-1, *(1,) * (ndim - 1))

@@ -1,4 +1,4 @@
-"""What a layer's sums of integers stand for in static mode, and how large they can become.
+"""Integer sums of a layer in static mode: their real values, and bounds of their size.
 
 Kernels add in 32 bits, or in float32 as far as that is exact.
 """
@@ -17,13 +17,14 @@ INT32 = 2**31 - 1
 LARGEST = 256.0
 """XNNPACK's bound on input_scale * weight_scale / output_scale."""
 SMALL = 2**14
-"""Weights that float kernels multiply in the time of integer ones."""
+"""Number of weights up to which float kernels are as fast as integer ones."""
 LARGEST_DISTANCE = 255
-"""From one int8 code to another: how far a row that is quantized at run time may reach from its zero point."""
+"""Distance between two int8 codes: the largest distance from the zero point in a row quantized at run time."""
 
 
 def check_bits(policy: QuantizedPolicy, runtime: str) -> None:
-    """Refuses activations of other than 8 bits, which the runtime has no kernels for; wider observations may pass."""
+    """Refuse activations of other than 8 bits, for which the runtime has no kernels; wider observations are
+    accepted."""
     if policy.spec.activation_bits not in (None, 8):
         raise UnsupportedError(f"{runtime} runs 8-bit activations only, not {policy.spec.precision}")
     if (name := narrowed(policy)) is not None:
@@ -31,7 +32,8 @@ def check_bits(policy: QuantizedPolicy, runtime: str) -> None:
 
 
 def symmetric(op: Linear, runtime: str) -> QuantizedTensor:
-    """The layer's codes, int8 and without zero points; UnsupportedError for others, which the runtime cannot take."""
+    """Return the layer's codes, int8 and without zero points; raise UnsupportedError if the runtime cannot take
+    them."""
     weight = op.weight
     if not isinstance(weight, QuantizedTensor) or weight.codes.dtype != np.int8:
         raise UnsupportedError(f"{runtime} runs weights of 8 bits or fewer only, layer {op.name!r} has others")
@@ -41,14 +43,22 @@ def symmetric(op: Linear, runtime: str) -> QuantizedTensor:
 
 
 def unit(weight: QuantizedTensor, source: ActivationGrid) -> Array:
-    """float64 [out]: what one unit of the sums of codes of `source` and of the weight stands for."""
+    """Return the real value of one unit in the sums of codes of `source` and of the weight, float64 [out]."""
     return np.float64(np.float32(source.scale)) * weight.scale.astype(np.float64)
 
 
 def requantisation(
     op: Linear, weight: QuantizedTensor, source: ActivationGrid, target: ActivationGrid
 ) -> tuple[Array, Array]:
-    """The bias in units of the sums, float64 [out], and the multipliers of quant.affine.requantize, float32 [out]."""
+    """Return the bias in units of the sums, float64 [out], and the multipliers of quant.affine.requantize, float32
+    [out].
+
+    Args:
+        op: The layer.
+        weight: Its codes.
+        source: Grid of its input.
+        target: Grid of its output.
+    """
     scale = unit(weight, source)
     return np.rint(op.bias.astype(np.float64) / scale), (scale / np.float64(np.float32(target.scale))).astype(
         np.float32
@@ -58,18 +68,33 @@ def requantisation(
 def in_floats(
     weight: QuantizedTensor, source: ActivationGrid, bias: Array, multiplier: Array, *, anywhere: bool
 ) -> bool:
-    """Whether LiteRT's float kernels, in which they are exact, sum the codes of a hidden layer, not its integer ones.
+    """Return whether LiteRT's float kernels, in which they are exact, sum the codes of a hidden layer.
 
-    Those take no multiplier of LARGEST; and TFLite Micro's round twice, where codes are to be the same `anywhere`.
+    Its integer kernels take no multiplier of LARGEST or more. And those of TFLite Micro round twice, which matters if
+    codes must be the same everywhere.
+
+    Args:
+        weight: Codes of the weights.
+        source: Grid of the input.
+        bias: Bias in units of the sums.
+        multiplier: Multipliers of the requantization.
+        anywhere: Codes must be the same in TFLite Micro.
     """
     small = weight.codes.size <= SMALL and fits(weight.codes, EXACT, source.reach, bias)
     return source.bits > 8 or (anywhere and small) or bool(multiplier.max() >= LARGEST)
 
 
 def fits(codes: Array, limit: int, distance: int = LARGEST_DISTANCE, bias: Array | float = 0.0) -> bool:
-    """Whether no sum of a row of codes [out, ...] times integers up to `distance`, and of its bias, exceeds `limit`.
+    """Return whether all sums of a row of codes times integers, plus its bias, stay within a limit.
 
-    What the codes' type could hold answers for most layers: an actor stands still while its new weights are looked at.
+    The range of the codes' type answers this for most layers, so an actor does not wait while its new weights are
+    checked.
+
+    Args:
+        codes: Integer codes [out, ...].
+        limit: Largest absolute value of a sum.
+        distance: Largest absolute value of the integers.
+        bias: Bias in units of the sums.
     """
     most = codes[0].size * -int(np.iinfo(codes.dtype).min) * distance
     if most + np.abs(bias).max() <= limit:
@@ -79,6 +104,13 @@ def fits(codes: Array, limit: int, distance: int = LARGEST_DISTANCE, bias: Array
 
 
 def check_int32(layer: str, codes: Array, distance: int = LARGEST_DISTANCE, bias: Array | float = 0.0) -> None:
-    """Refuses a layer whose sums leave the 32 bits that integer kernels add in."""
+    """Refuse a layer whose sums leave the 32 bits in which integer kernels add.
+
+    Args:
+        layer: Name of the layer.
+        codes: Integer codes [out, ...].
+        distance: Largest absolute value of the inputs.
+        bias: Bias in units of the sums.
+    """
     if not fits(codes, INT32, distance, bias):
         raise UnsupportedError(f"the integer sums of layer {layer!r} need more than 32 bits")

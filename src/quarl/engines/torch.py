@@ -1,9 +1,9 @@
-"""torch in eager mode: what a user has today, and so the baseline of every comparison.
+"""torch in eager mode: the usual way to run a policy today, and therefore the baseline of every comparison.
 
-fp32 runs just as a Stable-Baselines3 policy does. Other precisions are simulated in float32: weights are what their
-codes or half floats stand for, and the inputs of linear operators are moved to the grid that their codes lie on.
-A row's result may differ in its last bits from one batch size to another: the matrix products of MKL sum in an order
-that depends on the batch.
+fp32 runs just as a Stable-Baselines3 policy does. Other precisions are simulated in float32. Weights are the real
+values of their codes or half floats, and the inputs of linear operators are moved to the grid of their codes. The last
+bits of a row's result may depend on the batch size, because the matrix products of MKL sum in an order that depends on
+it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Torch:
         self.measured = policy.spec.float_type == "fp32"
         self.batch = batch
         self.file_bytes = 4 * sum(op.weight.size + op.bias.size for op in policy.linear)
-        """Bytes of the float32 weights and biases; a state dict's file holds these and a little more."""
+        """Bytes of the float32 weights and biases; the file of a state dict holds these and a little more."""
         self._shape = (batch, *policy.observation_shape)
         self._dtype = policy.observation_dtype
         self._output = policy.output
@@ -63,11 +63,11 @@ class Torch:
 
     @torch.inference_mode()
     def run(self, observations: Array) -> Array:
-        """float32 outputs [batch, n] of observations [batch, *shape]."""
+        """Return float32 outputs [batch, n] of observations [batch, *shape]."""
         if observations.shape != self._shape:
             raise QuarlError(f"observations are {observations.shape}, this engine runs {self._shape}")
         rows = np.ascontiguousarray(observations, self._dtype)
-        # torch warns about arrays that it may not write to, even where nothing ever does.
+        # torch warns about read-only arrays, even if nothing writes to them.
         values = {OBSERVATION: torch.from_numpy(rows if rows.flags.writeable else rows.copy())}
         for name, function, inputs in self._steps:
             values[name] = function(*[values[source] for source in inputs])
@@ -76,7 +76,7 @@ class Torch:
 
 
 def load(policy: QuantizedPolicy, batch: int) -> Torch:
-    """The policy ready to run in eager mode; torch is set to one thread, for the whole process."""
+    """Return the policy ready to run in eager mode; torch is set to one thread, for the whole process."""
     torch.set_num_threads(1)
     return Torch(policy, batch)
 
@@ -87,7 +87,7 @@ def _fake_quantized_rows(x: Tensor, bits: int) -> Tensor:
 
 
 def _of_codes(policy: QuantizedPolicy, op: Op, function: Function) -> Function:
-    """The function, its input moved to the grid on which an integer layer reads it."""
+    """Return the function with its input moved to the grid from which an integer layer reads it."""
     bits = policy.spec.activation_bits
     if bits is None or not isinstance(op, Linear) or not isinstance(op.weight, QuantizedTensor):
         return function
@@ -98,7 +98,7 @@ def _of_codes(policy: QuantizedPolicy, op: Op, function: Function) -> Function:
 
 
 def _on_grid(policy: QuantizedPolicy, op: Op, function: Function) -> Function:
-    """The function, followed in static mode by the grid of its value where the integer engines hold codes there."""
+    """Return the function, followed in static mode by the grid of its value if integer engines hold codes there."""
     behind = grid_behind(policy, op)
     if behind is None:
         return function
@@ -107,7 +107,7 @@ def _on_grid(policy: QuantizedPolicy, op: Op, function: Function) -> Function:
 
 
 def grid_behind(policy: QuantizedPolicy, op: Op) -> ActivationGrid | None:
-    """The grid on which integer engines hold the operator's value, in static mode."""
+    """Return the grid on which integer engines hold the operator's value in static mode."""
     inner = isinstance(op, Linear) and op.name not in final_linear(policy)
     if inner or (isinstance(op, operators.Activation) and op.inputs[0] in policy.grids):
         return policy.grids.get(op.name)
@@ -161,4 +161,4 @@ LOWERINGS: Mapping[type[Op], Callable[[Any], Function]] = {
     operators.Concat: lambda op: lambda *inputs: torch.cat(inputs, dim=-1),
     operators.Add: lambda op: torch.add,
 }
-"""The function of an operator's inputs, with weights as what their codes or half floats stand for."""
+"""Function of each operator's inputs, with the real values of weights."""

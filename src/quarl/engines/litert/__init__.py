@@ -49,7 +49,7 @@ class LiteRT:
         self._output: Array = native.tensor(native, output)
 
     def run(self, observations: Array) -> Array:
-        """float32 outputs [batch, n] of observations [batch, *shape]; the caller owns the result."""
+        """Return float32 outputs [batch, n] of observations [batch, *shape]; the caller owns the result."""
         try:
             self._set(self._source, observations)
         except (ValueError, TypeError):
@@ -65,7 +65,7 @@ class LiteRT:
 
 
 def load(policy: QuantizedPolicy, batch: int) -> LiteRT:
-    """The policy ready to run `batch` rows a call."""
+    """Return the policy ready to run `batch` rows a call."""
     lowering = Lowering(policy)
     content = lowering.to_bytes(acts=False)
     integers = policy.spec.activation_bits is not None and lowering.model.multiplies_integers()
@@ -74,7 +74,7 @@ def load(policy: QuantizedPolicy, batch: int) -> LiteRT:
 
 @functools.cache
 def _first_interpreter() -> None:
-    """Makes a process's first interpreter without its stderr: the runtime greets it with a line that is no error."""
+    """Create the first interpreter of a process with stderr muted: the runtime prints a line that is not an error."""
     model = Model()
     source = model.value((1, 1))
     content = model.to_bytes(source, model.add(Operator.RELU, [source], model.value((1, 1))))

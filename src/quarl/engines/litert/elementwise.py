@@ -1,6 +1,6 @@
-"""Operators without weights, in float32 or in the order of axes, and the conversions between float32 and int8 codes.
+"""Operators without weights, in float32 or on the order of axes, and conversions between float32 and int8 codes.
 
-Every function appends operators to a Model and returns the tensor they end in.
+Every function appends operators to a Model and returns the tensor of their result.
 """
 
 from __future__ import annotations
@@ -33,50 +33,89 @@ BINARY |= {"min": Operator.MINIMUM, "max": Operator.MAXIMUM}
 
 
 def binary(model: Model, code: int, a: int, b: int) -> int:
-    """float32 a (code) b, where b is of a's shape or is repeated along a's axes."""
+    """Append float32 a (code) b; b has the shape of a or is repeated along its axes.
+
+    Args:
+        model: The file under construction.
+        code: Operator.
+        a: First tensor.
+        b: Second tensor.
+    """
     return model.add(code, [a, b], model.value(model.shape(a)))
 
 
 def each(model: Model, code: int, x: int, numbers: Any) -> int:
-    """float32 x (code) a constant: one number, or one for each element along x's last axes."""
+    """Append float32 x (code) a constant: one number, or one for each element along the last axes of x.
+
+    Args:
+        model: The file under construction.
+        code: Operator.
+        x: Tensor.
+        numbers: The constant.
+    """
     return binary(model, code, x, _constant(model, numbers))
 
 
 def clip(model: Model, x: int, low: float, high: float) -> int:
-    """x between low and high; an end that is infinite takes nothing away."""
+    """Append a clip of x to low and high; an infinite end does not clip.
+
+    Args:
+        model: The file under construction.
+        x: Tensor.
+        low: Lower bound.
+        high: Upper bound.
+    """
     x = each(model, Operator.MINIMUM, x, high) if np.isfinite(high) else x
     return each(model, Operator.MAXIMUM, x, low) if np.isfinite(low) else x
 
 
 def quantized(model: Model, x: int, grid: ActivationGrid) -> int:
-    """int8 codes of float32 x: divided by the scale as quant.affine.quantize does it, then rounded on scale 1."""
+    """Append int8 codes of float32 x: divided by the scale like in quant.affine.quantize, then rounded on scale 1.
+
+    Args:
+        model: The file under construction.
+        x: float32 tensor.
+        grid: Grid of the codes.
+    """
     return rounded(model, each(model, Operator.DIV, x, grid.scale), grid)
 
 
 def rounded(model: Model, steps: int, grid: ActivationGrid) -> int:
-    """int8 codes of float32 steps of the grid, or of bytes: clamp(round(steps) + zero_point), ties to even."""
+    """Append int8 codes of float32 steps of the grid, or of bytes: clamp(round(steps) + zero_point), ties to even.
+
+    Args:
+        model: The file under construction.
+        steps: Tensor that counts steps.
+        grid: Grid of the codes.
+    """
     return model.add(Operator.QUANTIZE, [steps], model.value(model.shape(steps), np.int8, grid.zero_point))
 
 
 def counted(model: Model, steps: int, grid: ActivationGrid) -> int:
-    """float32 steps of a grid of any bits as its codes, float32 integers counted from the zero point."""
+    """Append codes from float32 steps of a grid of any bits, as float32 integers counted from the zero point.
+
+    Args:
+        model: The file under construction.
+        steps: Tensor that counts steps.
+        grid: Grid of the codes.
+    """
     within = clip(model, steps, *grid.steps)
     return model.add(Operator.ROUND, [within], model.value(model.shape(within)))
 
 
 def centred(model: Model, codes: int) -> int:
-    """int8 codes as float32 integers, counted from their zero point."""
+    """Append int8 codes as float32 integers, counted from their zero point."""
     return model.add(Operator.DEQUANTIZE, [codes], model.value(model.shape(codes)))
 
 
 def activation(model: Model, op: Activation, x: int) -> int:
-    """The function of float32 x."""
+    """Append the function of float32 x."""
     f = partial(_computed, model)
     return f(op.kind, x) if op.kind in KERNELS else formulas.FORMULAS[op.kind](f, x, *op.settings)
 
 
 def _computed(model: Model, kind: str, x: int, *y: Any) -> int:
-    """One operation of a formula, of a tensor and another one or numbers."""
+    """Append one operation of a formula, on a tensor and another one or numbers."""
     if kind in BINARY:
         return (binary if isinstance(y[0], int) else each)(model, BINARY[kind], x, *y)
     if kind == "sum":
@@ -86,14 +125,14 @@ def _computed(model: Model, kind: str, x: int, *y: Any) -> int:
 
 
 def softmax(model: Model, op: Softmax, x: int) -> int:
-    """Shares of each `size` numbers of rows x."""
+    """Append the softmax of each `size` numbers of rows x."""
     rows = reshape(model, x, (model.shape(x)[1] // op.size, op.size))
     shares = model.add(Operator.SOFTMAX, [rows], model.value(model.shape(rows)), beta=1.0)
     return reshape(model, shares, model.shape(x)[1:])
 
 
 def pool(model: Model, op: Pool2d, x: int) -> int:
-    """The windows of images x [B, H, W, C], float32, or int8 codes of which each window gives its largest."""
+    """Append the windows of images x [B, H, W, C], float32, or int8 codes whose largest is taken in each window."""
     batch, height, width, channels = model.shape(x)
     if any(op.padding):
         margin = [(0, 0), *((n, n) for n in op.padding), (0, 0)]
@@ -110,7 +149,14 @@ def pool(model: Model, op: Pool2d, x: int) -> int:
 
 
 def looked_up(model: Model, entries: Array, codes: int, grid: ActivationGrid) -> int:
-    """Each code's entry (a code of `grid`) of a table of 256, lowest code first."""
+    """Append a lookup of each code in a table of 256 codes of `grid`, lowest code first.
+
+    Args:
+        model: The file under construction.
+        entries: The table.
+        codes: Tensor of int8 codes.
+        grid: Grid of the entries.
+    """
     shape = model.shape(codes)
     wide = model.add(Operator.CAST, [codes], model.value(shape, np.int32))
     offset = model.constant(np.array([-np.iinfo(np.int8).min], np.int32))
@@ -119,7 +165,7 @@ def looked_up(model: Model, entries: Array, codes: int, grid: ActivationGrid) ->
 
 
 def normalize(model: Model, op: Normalize, x: int) -> int:
-    """The normalized value of x, in the order of operations of `Normalize.__call__`."""
+    """Append the normalization of x, in the order of operations of `Normalize.__call__`."""
     for part in filter(np.any, op.mean_parts):
         x = each(model, Operator.SUB, x, part)
     scaled = each(model, Operator.MUL, x, op.inverse_std)
@@ -127,7 +173,7 @@ def normalize(model: Model, op: Normalize, x: int) -> int:
 
 
 def layer_norm(model: Model, op: LayerNorm, x: int) -> int:
-    """x normalized over its last axis."""
+    """Append the normalization of x over its last axis."""
     offset = binary(model, Operator.SUB, x, _reduced(model, Operator.MEAN, x))
     variance = each(
         model, Operator.ADD, _reduced(model, Operator.MEAN, binary(model, Operator.MUL, offset, offset)), op.epsilon
@@ -138,7 +184,14 @@ def layer_norm(model: Model, op: LayerNorm, x: int) -> int:
 
 
 def layer_norm_of_codes(model: Model, op: LayerNorm, integers: int, grid: ActivationGrid) -> int:
-    """x normalized over its last axis, from its codes less their zero point as float32 integers."""
+    """Append the normalization of x over its last axis, from its codes minus their zero point as float32 integers.
+
+    Args:
+        model: The file under construction.
+        op: The operator.
+        integers: Tensor of codes minus their zero point.
+        grid: Grid of the codes.
+    """
     normal: int = formulas.norm_of_codes(
         partial(_computed, model), integers, *norm_constants(op, grid), op.weight, op.bias
     )
@@ -146,44 +199,44 @@ def layer_norm_of_codes(model: Model, op: LayerNorm, integers: int, grid: Activa
 
 
 def gathered(model: Model, x: int, numbers: range) -> int:
-    """Those numbers of rows x [B, n], which stay rows; a kernel that slices has a batch of its own."""
+    """Append a selection of columns of rows x [B, n]; a kernel that slices would fix the batch."""
     places = model.constant(np.array(numbers, np.int32))
     return model.add(Operator.GATHER, [x, places], model.value((1, len(numbers))), axis=1)
 
 
 def slice(model: Model, op: Slice, x: int) -> int:
-    """The operator's part of rows x."""
+    """Append the operator's part of rows x."""
     row = gathered(model, x, range(op.start, op.start + math.prod(op.part)))
     return row if len(op.part) == 1 else reshape(model, row, op.part)
 
 
 def concat(model: Model, tensors: list[int]) -> int:
-    """Tensors side by side along the last axis."""
+    """Append the tensors joined along the last axis."""
     shapes = [model.shape(tensor) for tensor in tensors]
     joined = (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
     return model.add(Operator.CONCATENATION, tensors, model.value(joined), axis=len(joined) - 1)
 
 
 def transpose(model: Model, x: int, axes: Sequence[int]) -> int:
-    """Tensor x with its axes in another order."""
+    """Append tensor x with its axes in another order."""
     shape = model.shape(x)
     order = model.constant(np.array(axes, np.int32))
     return model.add(Operator.TRANSPOSE, [x, order], model.like(x, [shape[axis] for axis in axes]))
 
 
 def reshape(model: Model, x: int, shape: Shape) -> int:
-    """Tensor x with other axes behind the batch."""
+    """Append tensor x with other axes behind the batch."""
     axes = model.constant(np.array([-1, *shape], np.int32))
     return model.add(Operator.RESHAPE, [x, axes], model.like(x, (model.shape(x)[0], *shape)))
 
 
 def flat_order(shape: Shape) -> Array:
-    """Of an image [C, H, W] that is flattened as [H, W, C]: the policy's index of each element."""
+    """Return the policy's index of each element of an image [C, H, W] that is flattened as [H, W, C]."""
     return np.arange(np.prod(shape)).reshape(shape).transpose(1, 2, 0).reshape(-1)
 
 
 def action(model: Model, head: ActionHead, output: int) -> int:
-    """What the head makes of the network's output: the greedy action; the scores as they are of discrete ones."""
+    """Append the head's greedy action for the network's output; discrete scores do not change."""
     if head.is_discrete:
         return output
     if head.kind == "gaussian":
@@ -193,7 +246,7 @@ def action(model: Model, head: ActionHead, output: int) -> int:
 
 
 def _constant(model: Model, numbers: Any) -> int:
-    """float32 numbers; a single one, for which kernels are faster, where they are all equal."""
+    """Append float32 numbers; equal ones become a single number, for which kernels are faster."""
     array = np.atleast_1d(np.asarray(numbers, np.float32))
     first = array.reshape(-1)[:1]
     return model.constant(first if (array == first).all() else array)

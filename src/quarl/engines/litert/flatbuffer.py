@@ -2,9 +2,9 @@
 
 The file is a head of a few kilobytes, a flatbuffer, followed by the constants: writing megabytes of weights costs one
 copy, and the runtime reads them in place. In a file for any runtime they belong to the flatbuffer (`Buffer.data` in the
-TensorFlow Lite schema: a vector may lie anywhere behind the table that names it); one that only LiteRT is to read names
-them by offset and size (`Buffer.offset`), which has no bound of 2 GB. Heads of the same network differ in scales and
-offsets alone: one is built, the next are patched.
+TensorFlow Lite schema: a vector may be anywhere behind the table that names it). A file for LiteRT alone names them by
+offset and size (`Buffer.offset`), which has no bound of 2 GB. Heads of the same network differ only in scales and
+offsets: one is built, the next are patched.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Operator = schema.BuiltinOperator
 TensorType = schema.TensorType
 
 ALIGNMENT = 16
-"""Bytes; what the schema asks of constants."""
+"""Alignment of constants in bytes, from the schema."""
 TYPES = {
     np.dtype(np.float32): TensorType.FLOAT32,
     np.dtype(np.float16): TensorType.FLOAT16,
@@ -50,22 +50,22 @@ OPTIONS = {
     Operator.CONV_2D: schema.Conv2DOptionsT,
     Operator.TRANSPOSE: schema.TransposeOptionsT,
 }
-"""Tables of operators' options; some runtimes refuse an operator whose table is missing, even where it is empty."""
+"""Tables of operators' options; some runtimes refuse an operator without its table, even if it is empty."""
 DATA_SLOT, OFFSET_SLOT, SCALE_SLOT = 4, 6, 8
 """Places of `data` and `offset` in the vtable of the schema's Buffer, and of `scale` in QuantizationParameters'."""
 LARGEST_INSIDE = 2_000_000_000
-"""Bytes of constants that a flatbuffer has room for, whose offsets have 31 bits; more lie behind it."""
+"""Bytes of constants that fit into a flatbuffer, whose offsets have 31 bits; larger ones are placed behind it."""
 HEADS = 16
-"""Flatbuffers that are kept: an actor that gets new weights every second writes the same network again and again."""
+"""Number of cached flatbuffers: an actor with new weights every second writes the same network again and again."""
 
 
 class _Tensor(NamedTuple):
     shape: tuple[int, ...]
     kind: int
     buffer: int = 0
-    """0: computed; else the constant of that number, counted from 1."""
+    """0 for a computed tensor; otherwise the number of its constant, counted from 1."""
     num_scales: int = 0
-    """0 where the tensor is not quantized."""
+    """Number of scales; 0 if the tensor is not quantized."""
     zero_point: int = 0
 
 
@@ -74,11 +74,11 @@ class _Operator(NamedTuple):
     inputs: tuple[int, ...]
     output: int
     options: tuple[tuple[str, Any], ...]
-    """(field, value) of its table in OPTIONS."""
+    """(field, value) pairs of its table in OPTIONS."""
 
 
 class _Plan(NamedTuple):
-    """All of a head but scales and offsets."""
+    """Everything in a head except scales and offsets."""
 
     tensors: tuple[_Tensor, ...]
     operators: tuple[_Operator, ...]
@@ -87,32 +87,32 @@ class _Plan(NamedTuple):
     source: int
     output: int
     names: tuple[str, ...]
-    """Of the tensors; empty where they have none."""
+    """Names of the tensors; empty if they have none."""
     about: str
     inside: bool
-    """Whether constants belong to the flatbuffer."""
+    """Constants belong to the flatbuffer."""
     metadata: tuple[tuple[str, str], ...]
 
 
 class _Head(NamedTuple):
     content: bytes
-    """With 1 for every scale and placeholders for offsets."""
+    """Bytes of the head, with 1 for every scale and placeholders for offsets."""
     offsets: tuple[int, ...]
-    """Where the offset of each constant is; those of vectors inside are counted from there."""
+    """Position of each constant's offset; offsets of vectors inside are counted from there."""
     scales: dict[int, int]
-    """Where the scales of each quantized tensor start."""
+    """Start of the scales of each quantized tensor."""
 
 
 class Model:
-    """Tensors and operators, named by the index of the tensor they make.
+    """Tensors and operators; an operator is named by the index of its output tensor.
 
-    Quantized values have scale 1: their codes are counted from the zero point, and whoever needs real numbers
-    multiplies. Then no runtime can round a product of scales differently from quarl.quant.affine.
+    Quantized values have scale 1: their codes are counted from the zero point, and readers of real numbers multiply. So
+    no runtime can round a product of scales differently from quarl.quant.affine.
     """
 
     def __init__(self) -> None:
         self.scope = ""
-        """What names of new tensors begin with: the policy's operator that they belong to."""
+        """Prefix of the names of new tensors: the policy's operator that they belong to."""
         self._tensors: list[_Tensor] = []
         self._roles: list[tuple[str, str]] = []
         self._operators: list[_Operator] = []
@@ -120,25 +120,40 @@ class Model:
         self._scales: dict[int, Array] = {}
 
     def value(self, shape: Sequence[int], dtype: Any = np.float32, zero_point: int | None = None) -> int:
-        """A tensor that is computed; with a zero_point its codes are quantized."""
+        """Add a computed tensor; with a zero_point its codes are quantized.
+
+        Args:
+            shape: Shape of the tensor.
+            dtype: numpy type.
+            zero_point: Zero point of the codes; None for real numbers.
+        """
         kind = TYPES[np.dtype(dtype)]
         if zero_point is None:
             return self._add(_Tensor(tuple(shape), kind))
         return self._add(_Tensor(tuple(shape), kind, num_scales=1, zero_point=zero_point))
 
     def constant(self, array: Array, scale: Array | None = None, *, role: str = "") -> int:
-        """A tensor with a fixed value; `scale` [channels] quantizes it symmetrically along axis 0.
+        """Add a tensor with a fixed value; `scale` [channels] quantizes it symmetrically along axis 0.
 
-        role: what its name ends in, weight or bias.
+        Args:
+            array: The value.
+            scale: Scales of its channels; None for real numbers.
+            role: Ending of its name, weight or bias.
         """
         return self._constant(array, array.shape, TYPES[array.dtype], scale, role)
 
     def nibbles(self, packed: Array, shape: Sequence[int], scale: Array) -> int:
-        """A weight of 4-bit codes, two in each byte of `packed` (uint8), low nibble first."""
+        """Add a weight of 4-bit codes, two in each byte of `packed` (uint8), low nibble first.
+
+        Args:
+            packed: The codes.
+            shape: Shape of the weight.
+            scale: Scales of its channels.
+        """
         return self._constant(packed, shape, TensorType.INT4, scale, "weight")
 
     def lowest(self, tensor: int) -> int:
-        """A constant below all that a tensor of this type can hold."""
+        """Add a constant below all numbers that a tensor of this type can hold."""
         if self._tensors[tensor].kind == TensorType.FLOAT32:
             return self.constant(np.array([-np.inf], np.float32))
         lowest = self.constant(np.array([-128], np.int8), np.ones(1, np.float32))
@@ -146,32 +161,39 @@ class Model:
         return lowest
 
     def shape(self, tensor: int) -> tuple[int, ...]:
-        """Axes of a tensor, batch first."""
+        """Return the shape of a tensor, batch first."""
         return self._tensors[tensor].shape
 
     def like(self, tensor: int, shape: Sequence[int]) -> int:
-        """A computed tensor of another shape, with the type and the zero point of `tensor`."""
+        """Add a computed tensor of another shape, with the type and the zero point of `tensor`."""
         return self._add(self._tensors[tensor]._replace(shape=tuple(shape), buffer=0))
 
     def add(self, code: int, inputs: Sequence[int], output: int, **options: Any) -> int:
-        """Appends an operator that computes `output` and returns it; an input of -1 is left out."""
+        """Append an operator that computes `output`, and return `output`; an input of -1 is left out.
+
+        Args:
+            code: Operator.
+            inputs: Input tensors.
+            output: Output tensor.
+            options: Fields of the operator's table of options.
+        """
         self._operators.append(_Operator(code, tuple(inputs), output, tuple(options.items())))
         return output
 
     def multiplies_integers(self) -> bool:
-        """Whether a layer's kernel reads its codes as such, not widened to float32."""
+        """Return whether a layer's kernel reads its codes directly, not widened to float32."""
         return any(
             operator.code in LINEAR and self._tensors[operator.inputs[1]].kind in (TensorType.INT8, TensorType.INT4)
             for operator in self._operators
         )
 
     def foreign_to_micro(self) -> str:
-        """What TFLite Micro has no kernels for; empty where it runs the file."""
+        """Return the features that TFLite Micro has no kernels for; "" if it runs the file."""
         kinds = [
             [self._tensors[tensor].kind for tensor in op.inputs[:2]] for op in self._operators if op.code in LINEAR
         ]
         causes = {
-            "activations quantised at run time (mode='dynamic')": any(x == TensorType.FLOAT32 != w for x, w in kinds),
+            "activations quantized at run time (mode='dynamic')": any(x == TensorType.FLOAT32 != w for x, w in kinds),
             "4-bit weights": any(weight == TensorType.INT4 for _, weight in kinds),
             "half floats": any(tensor.kind == TensorType.FLOAT16 for tensor in self._tensors),
             "weights beyond 2 GB": not self._fits_inside(),
@@ -186,10 +208,15 @@ class Model:
         names: tuple[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> bytes:
-        """The whole file of a network from tensor `source` to tensor `output`.
+        """Return the whole file of a network.
 
-        names: of these two, in a file for any runtime: its tensors have names, and its constants lie inside.
-        metadata: texts by name, which no runtime looks at.
+        Args:
+            source: Input tensor.
+            output: Output tensor.
+            about: Description of the file.
+            names: Names of the input and the output, in a file for any runtime: its tensors have names, and its
+                constants are inside the flatbuffer.
+            metadata: Texts by name, which runtimes ignore.
         """
         sizes = tuple(array.nbytes for array in self._constants)
         inside = names is not None and self._fits_inside()
@@ -202,7 +229,7 @@ class Model:
         pieces: list[Any] = [head]
         written = len(head)
         for array, place in zip(self._constants, layout.offsets, strict=True):
-            length = struct.pack("<I", array.nbytes) if inside else b""  # what a vector begins with
+            length = struct.pack("<I", array.nbytes) if inside else b""  # a vector begins with its length
             start = -(-(written + len(length)) // ALIGNMENT) * ALIGNMENT
             struct.pack_into("<I" if inside else "<Q", head, place, start - len(length) - place if inside else start)
             pieces += [bytes(start - len(length) - written), length, array.data]
@@ -210,7 +237,7 @@ class Model:
         return b"".join(pieces)
 
     def _names(self, ends: dict[int, str]) -> tuple[str, ...]:
-        """One for each tensor, no two alike: SCOPE.ROLE for the first of its role, else SCOPE:NUMBER."""
+        """Return a unique name for each tensor: SCOPE.ROLE for the first of its role, otherwise SCOPE:NUMBER."""
         names: list[str] = []
         for number, (scope, role) in enumerate(self._roles):
             name = ends.get(number, f"{scope}.{role}")
@@ -221,7 +248,7 @@ class Model:
         return sum(array.nbytes for array in self._constants) < LARGEST_INSIDE
 
     def _constant(self, array: Array, shape: Sequence[int], kind: int, scale: Array | None, role: str) -> int:
-        # A buffer may be empty or have no axes; the join in `to_bytes` wants one contiguous axis.
+        # A buffer may be empty or have no axes; the join in `to_bytes` needs one contiguous axis.
         self._constants.append(np.ascontiguousarray(array).reshape(-1))
         num_scales = 0 if scale is None else len(scale)
         tensor = self._add(_Tensor(tuple(shape), kind, len(self._constants), num_scales), role)
@@ -237,7 +264,7 @@ class Model:
 
 @functools.lru_cache(HEADS)
 def _head(plan: _Plan) -> _Head:
-    """The flatbuffer of a plan, and where in it the numbers are that the plan leaves open."""
+    """Return the flatbuffer of a plan, and the positions of the numbers that the plan leaves open."""
     codes = list(dict.fromkeys(operator.code for operator in plan.operators))
     graph = schema.SubGraphT(
         tensors=list(map(_tensor, plan.tensors, plan.names or [None] * len(plan.tensors))),
@@ -293,6 +320,6 @@ def _operator(plan: _Plan, operator: _Operator, index: int) -> Any:
     if operator.code in OPTIONS and (operator.options or plan.names):
         table = OPTIONS[operator.code]
         written.builtinOptions = table(**dict(operator.options))
-        # The union's members are called as their classes, which end in T.
+        # The union's members have the names of their classes, which end in T.
         written.builtinOptionsType = getattr(schema.BuiltinOptions, table.__name__[:-1])
     return written

@@ -25,13 +25,20 @@ from quarl.quant.packing import pack
 
 NONE, RELU = schema.ActivationFunctionType.NONE, schema.ActivationFunctionType.RELU
 SMALLEST = np.finfo(np.float32).tiny
-"""XNNPACK refuses denormal scales; this one rounds every accumulator to 0 as well."""
+"""Smallest scale: XNNPACK refuses denormal ones, and this one also rounds every accumulator to 0."""
 KERNEL_CHANNELS = 8
 """Input channels that XNNPACK's int8 convolutions read at once; fewer are padded with zeros."""
 
 
 def floating(model: Model, op: Linear, x: int, *, relu: bool) -> int:
-    """float32 arithmetic on the weights' values; half floats are stored as such and widened when the file is loaded."""
+    """Append a layer in float32; half floats are stored as such and widened when the file is loaded.
+
+    Args:
+        model: The file under construction.
+        op: The layer.
+        x: float32 tensor.
+        relu: Fuse a ReLU.
+    """
     if isinstance(op.weight, np.ndarray) and op.weight.dtype == np.float16:
         half = model.constant(_arrange(op, op.weight), role="weight")
         weight = model.add(Operator.DEQUANTIZE, [half], model.value(model.shape(half)))
@@ -41,7 +48,14 @@ def floating(model: Model, op: Linear, x: int, *, relu: bool) -> int:
 
 
 def dynamic(model: Model, op: Linear, x: int, *, relu: bool) -> int:
-    """Codes times float32 inputs that the kernel quantizes row by row: float32 out."""
+    """Append a layer of codes times float32 inputs that the kernel quantizes row by row; its output is float32.
+
+    Args:
+        model: The file under construction.
+        op: The layer.
+        x: float32 tensor.
+        relu: Fuse a ReLU.
+    """
     weight = symmetric(op, "LiteRT")
     check_int32(op.name, weight.codes)
     tensors = [x, _integers(model, op, weight, weight.scale), model.constant(op.bias, role="bias")]
@@ -58,10 +72,19 @@ def hidden(
     relu: bool,
     anywhere: bool = False,
 ) -> int:
-    """Codes times codes of `source`, requantized to codes of `target`: int8 in, int8 out, exact in between.
+    """Append a layer of codes times codes of `source`, requantized to codes of `target`: int8 in and out, exact in
+    between.
 
-    All scales but the weights' are 1, and the weights' are the multipliers of quant.affine.requantize. anywhere: its
-    codes are to be the same in TFLite Micro.
+    All scales but the weights' are 1, and the weights' are the multipliers of quant.affine.requantize.
+
+    Args:
+        model: The file under construction.
+        op: The layer.
+        x: Tensor of int8 codes.
+        source: Grid of the input.
+        target: Grid of the output.
+        relu: Fuse a ReLU.
+        anywhere: Codes must be the same in TFLite Micro.
     """
     weight = symmetric(op, "LiteRT")
     bias, multiplier = requantisation(op, weight, source, target)
@@ -78,16 +101,24 @@ def hidden(
 
 
 def wide(model: Model, op: Linear, x: int, source: ActivationGrid, target: ActivationGrid, *, relu: bool) -> int:
-    """Like `hidden` for codes of more than 8 bits, x: float32 integers; the kernels' float32 sums are exact.
+    """Append a layer like `hidden` for codes of more than 8 bits; the kernels' float32 sums are exact.
 
-    Rounded before they become codes, since other runtimes have ways of their own with ties.
+    Results are rounded before they become codes, because other runtimes treat ties in their own ways.
+
+    Args:
+        model: The file under construction.
+        op: The layer.
+        x: Tensor of float32 integers.
+        source: Grid of the input.
+        target: Grid of the output.
+        relu: Fuse a ReLU.
     """
     weight = symmetric(op, "LiteRT")
     bias, multiplier = requantisation(op, weight, source, target)
     codes = _arrange(op, weight.codes)
     if not fits(codes, EXACT, source.reach, bias):
         raise UnsupportedError(
-            f"the integer sums of layer {op.name!r} leave 24 bits, as far as LiteRT's float kernels go"
+            f"the integer sums of layer {op.name!r} exceed 24 bits, the limit of LiteRT's float kernels"
         )
     constant = model.constant(bias.astype(np.float32), role="bias")
     accumulator = _apply(model, op, [x, _as_floats(model, codes), constant], relu=relu)
@@ -97,10 +128,16 @@ def wide(model: Model, op: Linear, x: int, source: ActivationGrid, target: Activ
 
 
 def last(model: Model, op: Linear, x: int, source: ActivationGrid) -> int:
-    """float32 outputs from the exact accumulator: float32(acc) * float32(scales), then + bias; x: float32 integers.
+    """Append the last layer, with float32 outputs from the exact accumulator: float32(acc) * float32(scales) + bias.
 
-    Products of integers and their sums are exact in float32 while they stay within 24 bits. Where they might not,
-    the weight is split in two halves of 4 bits; adding their sums rounds once, as converting the accumulator would.
+    Products of integers and their sums are exact in float32 while they stay within 24 bits. Otherwise the weight is
+    split into two halves of 4 bits. Adding their sums rounds once, like the conversion of the accumulator.
+
+    Args:
+        model: The file under construction.
+        op: The layer.
+        x: Tensor of float32 integers.
+        source: Grid of the input.
     """
     weight = symmetric(op, "LiteRT")
     codes = _arrange(op, weight.codes)
@@ -117,13 +154,13 @@ def last(model: Model, op: Linear, x: int, source: ActivationGrid) -> int:
 
 
 def _as_floats(model: Model, codes: Array, factor: int = 1) -> int:
-    """factor * codes (int8) as float32 integers: XNNPACK widens the constant once, when the file is loaded."""
+    """Append factor * codes (int8) as float32 integers: XNNPACK widens the constant once, when the file is loaded."""
     stored = model.constant(codes, np.array([factor], np.float32), role="weight")
     return model.add(Operator.DEQUANTIZE, [stored], model.value(model.shape(stored)))
 
 
 def _arrange(op: Linear, weight: Array) -> Array:
-    """The weight as the runtime wants it: [out, in] or [out, height, width, in]."""
+    """Return the weight in the runtime's order: [out, in] or [out, height, width, in]."""
     return weight if isinstance(op, Dense) else weight.transpose(0, 2, 3, 1)
 
 
@@ -135,10 +172,10 @@ def _integers(
     distance: int = LARGEST_DISTANCE,
     bias: Array | float = 0.0,
 ) -> int:
-    """The codes in the container whose kernels are fastest: 4 bits in dense layers where they fit, else 8.
+    """Append the codes in the container with the fastest kernels: 4 bits in dense layers if they fit, otherwise 8.
 
-    int4 kernels read two columns at a time: an odd number of inputs is left to int8. And they add 16 times what is to
-    be summed in the same 32 bits; distance, bias: as `fits` takes them.
+    int4 kernels read two columns at a time, so an odd number of inputs is left to int8. They also add 16 times the
+    products in the same 32 bits. distance, bias: as in `fits`.
     """
     codes = _arrange(op, weight.codes)
     narrow = weight.bits <= 4 and codes.min() >= -8 and codes.max() <= 7
@@ -149,7 +186,8 @@ def _integers(
 
 
 def _apply(model: Model, op: Linear, tensors: list[int], *, relu: bool, zero_point: int | None = None) -> int:
-    """The kernel itself; tensors: input, weight, bias (-1: none). With a zero_point the output holds int8 codes."""
+    """Append the kernel itself; tensors are input, weight and bias (-1: none). With a zero_point the output holds int8
+    codes."""
     dtype = np.float32 if zero_point is None else np.int8
     options: dict[str, Any] = {"fusedActivationFunction": RELU if relu else NONE}
     x, weight, bias = tensors
@@ -160,7 +198,7 @@ def _apply(model: Model, op: Linear, tensors: list[int], *, relu: bool, zero_poi
     batch, height, width, channels = model.shape(x)
     height, width = height + 2 * ph, width + 2 * pw
     if ph or pw:
-        # The runtime's "same" padding is not symmetric where the stride is above 1; its PAD fills in the zero point.
+        # The runtime's "same" padding is not symmetric if the stride is above 1; its PAD fills in the zero point.
         amounts = model.constant(np.array([[0, 0], [ph, ph], [pw, pw], [0, 0]], np.int32))
         x = model.add(Operator.PAD, [x, amounts], model.like(x, (batch, height, width, channels)))
     options |= {"padding": schema.Padding.VALID, "strideH": sh, "strideW": sw}
@@ -169,17 +207,17 @@ def _apply(model: Model, op: Linear, tensors: list[int], *, relu: bool, zero_poi
 
 
 def with_weight(op: Linear, rearrange: Callable[[Array], Array]) -> Linear:
-    """The layer with its weight rearranged; scales belong to output channels, which stay where they are."""
+    """Return the layer with its weight rearranged; scales belong to output channels, which keep their places."""
     if isinstance(op.weight, QuantizedTensor):
         return replace(op, weight=replace(op.weight, codes=rearrange(op.weight.codes)))
     return replace(op, weight=rearrange(op.weight))
 
 
 def wider_than_a_pixel(op: Conv2d) -> Conv2d:
-    """A convolution with kernels of one pixel as one of 3 x 3 with zeros around it.
+    """Return a convolution with kernels of one pixel as one of 3 x 3 with zeros around it.
 
-    The runtime takes the former for a dense layer over pixels, and its dynamic kernels then quantize every pixel on a
-    range of its own, not every image.
+    The runtime treats the former as a dense layer over pixels, and its dynamic kernels then quantize every pixel on its
+    own range, not every image.
     """
     if op.weight.shape[2:] != (1, 1):
         return op
@@ -189,18 +227,23 @@ def wider_than_a_pixel(op: Conv2d) -> Conv2d:
 
 
 def turned(model: Model, op: Conv2d, x: int) -> tuple[Linear, int]:
-    """A convolution of x [B, C, H, W] as one of the returned tensor [B, H, W, C].
+    """Return a convolution of x [B, C, H, W] as one of a tensor [B, H, W, C], and that tensor.
 
-    A first layer reads few channels with a large stride, for which the kernels are slow. Where the stride divides
-    the image, each block of stride x stride pixels becomes one pixel with all their channels: the same sums of the
-    same products, with stride 1. (Nature CNN's first layer in int8: 190 to 75 us on AVX2.)
+    A first layer reads few channels with a large stride, for which the kernels are slow. If the stride divides the
+    image, each block of stride x stride pixels becomes one pixel with all their channels: the same sums of the same
+    products, with stride 1. (Nature CNN's first layer in int8: 190 to 75 us on AVX2.)
+
+    Args:
+        model: The file under construction.
+        op: The convolution.
+        x: Tensor of images.
     """
     _, channels, height, width = model.shape(x)
     (sh, sw), (kh, kw) = op.stride, op.weight.shape[2:]
     divides = not any((height % sh, width % sw, kh % sh, kw % sw, *op.padding))
     if channels % KERNEL_CHANNELS == 0 or not divides or sh * sw == 1:
         return op, transpose(model, x, (0, 2, 3, 1))
-    # In two steps, of at most five axes: TFLite Micro has no kernel for six, and they are no slower.
+    # Two steps with at most five axes are as fast, and TFLite Micro has no kernel for six.
     deep, (rows, columns) = channels * sh * sw, (height // sh, width // sw)
     bands = transpose(model, reshape(model, x, (channels, rows, sh * width)), (0, 2, 1, 3))
     pixels = transpose(model, reshape(model, bands, (rows, channels * sh, columns, sw)), (0, 1, 3, 2, 4))

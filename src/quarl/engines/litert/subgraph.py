@@ -1,7 +1,7 @@
-"""QuantizedPolicy to .tflite: each operator of the policy becomes the kernels that compute exactly what it means.
+"""QuantizedPolicy to .tflite: each operator of the policy becomes the kernels that compute exactly its value.
 
-Images are [B, C, H, W] in a policy and [B, H, W, C] in the runtime: they are turned once, before the first
-convolution, and where one is flattened its order is folded into the columns of the layers that read it.
+Images are [B, C, H, W] in a policy and [B, H, W, C] in the runtime. They are transposed once, before the first
+convolution, and if one is flattened, its order is folded into the columns of the layers that read it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,19 @@ def write(
     say: Callable[[str], None] | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> bytes:
-    """The .tflite file of the policy for one row at a time; a runtime may resize its batch.
+    """Return the .tflite file of the policy for one row at a time; a runtime may resize its batch.
 
-    Input: the raw observation [1, *shape], float32 or uint8. Output: float32 [1, n], what the policy's head reads; or,
-    where it `acts`, as files for other runtimes do, the greedy action itself unless actions are discrete. Raises
-    UnsupportedError for precisions and operators that the runtime's kernels do not have. `say` hears of what TFLite
-    Micro has no kernels for, in one line. metadata: texts by name that the file carries along.
+    The input is the raw observation [1, *shape], float32 or uint8. The output is float32 [1, n], the input of the
+    policy's head.
+
+    Args:
+        policy: The policy.
+        acts: Return the greedy action itself unless actions are discrete, as in files for other runtimes.
+        say: Receives one line about features that TFLite Micro has no kernels for.
+        metadata: Texts by name to store in the file.
+
+    Raises:
+        UnsupportedError: The runtime has no kernels for the precision or an operator.
     """
     lowering = Lowering(policy)
     content = lowering.to_bytes(acts=acts, metadata=metadata)
@@ -55,17 +62,17 @@ class Value:
     real: int | None = None
     codes: int | None = None
     grid: ActivationGrid | None = None
-    """Of a value that is nothing but codes: an integer layer's output and what is made of it."""
+    """Grid of a value that exists only as codes: the output of an integer layer, and values computed from it."""
     scaled: operators.Scale | None = None
-    """The operator that makes the value, as long as nobody has needed it in float32."""
+    """Operator of the value, while it is not needed in float32."""
     turned: bool = False
     """True for images [B, H, W, C]."""
     order: Array | None = None
-    """Of a flattened turned image: which of the policy's elements each of the runtime's is."""
+    """Policy's index of each element of a flattened transposed image."""
 
 
 class Lowering:
-    """Builds the file operator by operator; conversions between reals and codes are made when first needed."""
+    """Builder of the file, operator by operator; conversions between reals and codes are added when first needed."""
 
     def __init__(self, policy: QuantizedPolicy) -> None:
         check_bits(policy, "LiteRT")
@@ -85,7 +92,7 @@ class Lowering:
             self.values = {OBSERVATION: Value(real=self.source)}
 
     def to_bytes(self, *, acts: bool, metadata: Mapping[str, str] | None = None) -> bytes:
-        """The file."""
+        """Return the file."""
         self.acts = acts
         for op in self.policy.ops:
             if op.name not in self.values:
@@ -100,15 +107,15 @@ class Lowering:
         return self.model.to_bytes(self.source, output, about, (OBSERVATION, "output"), metadata)
 
     def plain(self, name: str) -> int:
-        """The float32 tensor of a value, its axes as in the policy."""
+        """Return the float32 tensor of a value, with the axes of the policy."""
         tensor = self.real(name)
         return elementwise.transpose(self.model, tensor, (0, 3, 1, 2)) if self.values[name].turned else tensor
 
     def real(self, name: str) -> int:
-        """The float32 tensor of a value, its axes as they are."""
+        """Return the float32 tensor of a value, with the axes that it has."""
         value = self.values[name]
         if value.real is None and name == OBSERVATION:
-            # Bytes on a grid of integers: XNNPACK has no cast, but it dequantizes.
+            # Bytes are codes on a grid of integers: XNNPACK has no cast, but it dequantizes.
             value.real = elementwise.centred(self.model, self.source)
         if value.real is None and value.scaled is not None:
             value.real = self.times(self.plain(value.scaled.inputs[0]), value.scaled.factor)
@@ -118,27 +125,27 @@ class Lowering:
         return value.real
 
     def times(self, x: int, numbers: Any) -> int:
-        """A float32 tensor times a constant."""
+        """Append a float32 tensor times a constant."""
         return elementwise.each(self.model, Operator.MUL, x, numbers)
 
     def codes(self, name: str) -> int:
-        """The int8 tensor of a value on its grid."""
+        """Return the int8 tensor of a value on its grid."""
         value, grid = self.values[name], self.policy.grids[name]
         if value.codes is None and self.acts and self._counts_bytes(value.scaled, grid):
-            # LiteRT's two kernels by way of float32 are faster, but TFLite Micro wants four times the memory for them.
+            # LiteRT's two kernels through float32 are faster, but TFLite Micro needs four times the memory for them.
             value.codes = elementwise.rounded(self.model, self.source, grid)
         if value.codes is None:
             value.codes = elementwise.quantized(self.model, self.real(name), grid)
         return value.codes
 
     def _counts_bytes(self, op: operators.Scale | None, grid: ActivationGrid) -> bool:
-        """Whether codes on the grid of what `op` makes are the bytes of the observation, less 128."""
+        """Return whether codes on the grid of the value of `op` are the bytes of the observation minus 128."""
         if op is None or op.factor.shape or op.inputs[0] != OBSERVATION or self.policy.observation_dtype != "uint8":
             return False
         return grid == pixel_grid(float(op.factor))
 
     def wide_codes(self, name: str) -> int:
-        """The codes of a value on a grid of more than 8 bits, as float32 integers."""
+        """Return the codes of a value on a grid of more than 8 bits, as float32 integers."""
         grid, scaled = self.policy.grids[name], self.values[name].scaled
         if scaled is not None and math.frexp(grid.scale)[0] == 0.5:
             # Dividing by a power of two is exact, so that it can be part of the factor.
@@ -208,7 +215,7 @@ class Lowering:
         return value
 
     def _arranged(self, op: Linear, x: int) -> tuple[Linear, int]:
-        """The layer and its input in the runtime's order."""
+        """Return the layer and its input in the runtime's order."""
         source = self.values[op.inputs[0]]
         if isinstance(op, operators.Conv2d) and not source.turned:
             return turned(self.model, op, x)
@@ -216,7 +223,7 @@ class Lowering:
         return (op, x) if order is None else (with_weight(op, lambda weight: weight[:, order]), x)
 
     def _relu_of(self, op: Linear) -> operators.Activation | None:
-        """The ReLU that can be part of the layer's kernel: the only reader of its output."""
+        """Return the ReLU that can be part of the layer's kernel: the only reader of its output."""
         readers = self.readers.get(op.name, [])
         if len(readers) == 1 and isinstance(readers[0], operators.Activation) and readers[0].kind == "relu":
             return readers[0]
@@ -275,4 +282,4 @@ LOWERINGS: Mapping[type[Op], Callable[[Lowering, Any], Value]] = {
     operators.Concat: lambda into, op: Value(real=elementwise.concat(into.model, list(map(into.plain, op.inputs)))),
     operators.Add: Lowering._add,
 }
-"""What appends an operator's kernels to the file."""
+"""Function that appends an operator's kernels to the file."""

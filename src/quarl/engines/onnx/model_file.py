@@ -13,35 +13,38 @@ from quarl.arrays import Array
 from quarl.quant.packing import pack
 
 OLDEST_OPSET = 13
-"""Every operator used here has its form in it (the axis of QuantizeLinear and the axes of Unsqueeze are its last), but
-for what is listed below. A file is written in the lowest that it needs: runtimes refuse those that they do not know."""
+"""Opset of all operators used here (the axis of QuantizeLinear and the axes of Unsqueeze came last), except the ones
+below.
+
+A file is written in the lowest opset that it needs, because runtimes refuse opsets that they do not know.
+"""
 TYPES_SINCE: dict[int, int] = {onnx.TensorProto.UINT4: 21}
-"""By type of a constant: the opset that brought it, where that is a later one."""
+"""First opset of a constant's type, if it is later."""
 AXES_AS_INPUT_SINCE = {"ReduceMax": 18, "ReduceMean": 18, "ReduceMin": 18, "ReduceSum": 13}
-"""By operator: the opset in which its axes became an input, which were an attribute."""
+"""Opset in which the axes of an operator became an input instead of an attribute."""
 
 
 class File:
     """A graph under construction; every tensor is known by its name."""
 
     def __init__(self, about: str, metadata: Mapping[str, str] | None = None) -> None:
-        """about: what is said of the whole file; metadata: texts by name."""
+        """Start a file with the description `about` and texts by name."""
         self._about, self._metadata = about, metadata or {}
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, onnx.TensorProto] = {}
 
     def node(self, kind: str, *inputs: str, **attributes: Any) -> str:
-        """The output of a new node; an input that is left out is ""."""
+        """Append a node and return its output; an input that is left out is ""."""
         output = f"{kind}:{len(self._nodes)}:0"
         self._nodes.append(helper.make_node(kind, list(inputs), [output], **attributes))
         return output
 
     def reduced(self, kind: str, x: str, axes: list[int], *, keepdims: bool) -> str:
-        """x reduced along axes."""
+        """Append x reduced along axes."""
         return self.node(kind, x, keepdims=int(keepdims), axes=axes)
 
     def constant(self, value: Any, name: str = "") -> str:
-        """An array or numpy scalar; equal ones without a name of their own are shared."""
+        """Add an array or numpy scalar; equal ones without a name of their own are shared."""
         array = np.asarray(value)
         dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
         if name:
@@ -50,7 +53,7 @@ class File:
         return name if name in self._constants else self._add(name, dtype, array.shape, array.tobytes())
 
     def nibbles(self, codes: Array, name: str) -> str:
-        """A constant of integers 0..15, two to a byte."""
+        """Add a constant of integers 0..15, two to a byte."""
         return self._add(name, onnx.TensorProto.UINT4, codes.shape, pack(codes, 4))
 
     def _add(self, name: str, dtype: int, shape: tuple[int, ...], data: bytes) -> str:
@@ -59,23 +62,32 @@ class File:
         return name
 
     def number(self, value: float) -> str:
-        """A float32 scalar."""
+        """Add a float32 scalar."""
         return self.constant(np.float32(value))
 
     def cast(self, tensor: str, dtype: Any) -> str:
-        """The tensor's numbers in another numpy type."""
+        """Append the tensor's numbers in another numpy type."""
         return self.node("Cast", tensor, to=helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
 
     def scaled(self, tensor: str, factor: str, offset: str) -> str:
-        """tensor * factor + offset, the product rounded before the sum."""
+        """Append tensor * factor + offset; the product is rounded before the sum."""
         return self.node("Add", self.node("Mul", tensor, factor), offset)
 
     def round(self, steps: str, zero_point: int) -> str:
-        """uint8 codes of a float32 tensor that counts steps: ties to even, shifted, saturated."""
+        """Append uint8 codes of a float32 tensor that counts steps: ties to even, shifted, saturated."""
         return self.node("QuantizeLinear", steps, self.number(1), self.constant(np.uint8(zero_point)))
 
     def serialize(self, source: str, dtype: Any, shape: list[Any], target: str, output: str, width: list[Any]) -> bytes:
-        """The file, from the input `source` of `dtype` and `shape` to the tensor `output`, float32, named `target`."""
+        """Return the file.
+
+        Args:
+            source: Name of the input.
+            dtype: numpy type of the input.
+            shape: Shape of the input; a text is an open axis.
+            target: Name of the output, float32.
+            output: Tensor that becomes the output.
+            width: Shape of the output.
+        """
         self._nodes.append(helper.make_node("Identity", [output], [target]))
         types = (constant.data_type for constant in self._constants.values())
         opset = max((OLDEST_OPSET, *(TYPES_SINCE.get(kind, 0) for kind in types)))
@@ -97,7 +109,7 @@ class File:
         return bytes(model.SerializeToString())
 
     def _place_axes(self, opset: int) -> None:
-        """Makes the axes of reductions an input where the opset wants them there."""
+        """Turn the axes of reductions into an input if the opset requires it."""
         for node in self._nodes:
             if AXES_AS_INPUT_SINCE.get(node.op_type, opset + 1) <= opset:
                 (place,) = (index for index, attribute in enumerate(node.attribute) if attribute.name == "axes")

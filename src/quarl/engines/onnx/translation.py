@@ -1,8 +1,8 @@
 """A policy's ONNX file: standard operators only, so that any ONNX runtime can execute it.
 
-Codes are uint8, shifted by 128 (weights of at most 4 bits by 8): on processors with AVX2 but without VNNI, ONNX
-Runtime's uint8 x int8 kernels add two products in 16 bits, which saturates; its uint8 x uint8 kernels are exact.
-Every row is quantized on its own, so no result depends on the batch it came in.
+Codes are uint8, shifted by 128 (weights of at most 4 bits by 8). On processors with AVX2 but without VNNI, ONNX
+Runtime's uint8 x int8 kernels add two products in 16 bits, which saturates; its uint8 x uint8 kernels are exact. Every
+row is quantized on its own, so no result depends on its batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from quarl.readers.weights_only.named_tensors import MULTIPLIERS
 
 OUTPUT = "output"
 NIBBLE_SHIFT = 8
-"""What SHIFT is to int8, for codes that take half a byte."""
+"""Offset like SHIFT, for codes of half a byte."""
 
 
 def write(
@@ -40,22 +40,27 @@ def write(
     acts: bool = False,
     metadata: Mapping[str, str] | None = None,
 ) -> bytes:
-    """The .onnx file: "observation" [batch, *shape] to "output" float32 [batch, n]; None leaves the batch open.
+    """Return the .onnx file: "observation" [batch, *shape] to "output" float32 [batch, n].
 
-    The output is what the policy's head reads; or, where the file `acts`, the greedy action itself unless actions are
-    discrete. A batch of 1 takes fewer operators per layer, with the same results bit for bit. metadata: texts by name
-    that the file carries along.
+    A batch of 1 needs fewer operators per layer, with the same results bit for bit. Weights of 5 to 8 bits are stored
+    in 8. Those of 2 to 4 bits are stored in 4 (UINT4, widened by a Cast that a runtime folds when it loads the file).
+    fp16 and bf16 are stored as such, and weights without quantized activations as their real values in float32.
 
-    Weights of 5 to 8 bits are stored in 8, those of 2 to 4 bits in 4 (UINT4, widened by a Cast that a runtime folds
-    when it loads the file), fp16 and bf16 as such, and weights without quantized activations as the float32 numbers
-    they stand for.
+    Args:
+        policy: The policy.
+        batch: Number of rows; None leaves it open.
+        acts: Return the greedy action itself unless actions are discrete, instead of the input of the policy's head.
+        metadata: Texts by name to store in the file.
+
+    Raises:
+        UnsupportedError: ONNX operators cannot express the policy's precision.
     """
     refuse(policy)
     return Translation(policy, batch, metadata).run(acts=acts)
 
 
 def refuse(policy: QuantizedPolicy) -> None:
-    """Raises UnsupportedError where ONNX operators cannot express the policy's precision."""
+    """Raise UnsupportedError if ONNX operators cannot express the policy's precision."""
     check_bits(policy, "engine onnx")
     for op in policy.linear if policy.spec.activation_bits is not None else ():
         if isinstance(op.weight, QuantizedTensor):
@@ -66,14 +71,14 @@ def refuse(policy: QuantizedPolicy) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """A statically quantized value: a uint8 tensor, and the grid that its codes less SHIFT lie on."""
+    """A statically quantized value: a uint8 tensor, and the grid of its codes minus SHIFT."""
 
     tensor: str
     grid: ActivationGrid
 
 
 class Translation:
-    """One policy on its way into a file."""
+    """The translation of one policy into a file."""
 
     def __init__(self, policy: QuantizedPolicy, batch: int | None, metadata: Mapping[str, str] | None) -> None:
         self.policy, self.batch = policy, batch
@@ -83,9 +88,10 @@ class Translation:
         self.file = File(MULTIPLIERS if policy.grids else "", metadata)
         self.values: dict[str, str | Codes] = {OBSERVATION: OBSERVATION}
         self.rows: dict[str, Rows] = {}
-        """By tensor: two layers may read the same value."""
+        """Quantized rows by tensor: two layers may read the same value."""
         self.not_negative: set[str] = set()
-        """Values whose rows have their low end at 0, which saves half of the work of quantizing them."""
+        """Values without negative numbers, whose rows need no search for their low end: half of the work of quantizing
+        them."""
 
     def run(self, *, acts: bool) -> bytes:
         dtype = self.policy.observation_dtype
@@ -106,7 +112,7 @@ class Translation:
         return self.file.serialize(OBSERVATION, dtype, shape, OUTPUT, output, width)
 
     def real(self, name: str) -> str:
-        """The float32 tensor of a value."""
+        """Return the float32 tensor of a value."""
         value = self.values[name]
         if isinstance(value, str):
             return value
@@ -115,7 +121,7 @@ class Translation:
         return self.file.node("Mul", centred, self.file.number(value.grid.scale))
 
     def on_grid(self, name: str, grid: ActivationGrid) -> Codes:
-        """The codes of a value on `grid`."""
+        """Return the codes of a value on `grid`."""
         value = self.values[name]
         if isinstance(value, Codes) and value.grid == grid:
             return value
@@ -126,9 +132,9 @@ class Translation:
         return Codes(self.file.node("QuantizeLinear", tensor, scale, zero_point), grid)
 
     def counted(self, tensor: str, grid: ActivationGrid) -> str:
-        """The codes of a tensor on a grid of any bits, as float32 integers counted from the zero point."""
+        """Return the codes of a tensor on a grid of any bits, as float32 integers counted from the zero point."""
         low, high = map(self.file.number, grid.steps)
-        if math.frexp(grid.scale)[0] == 0.5:  # of a power of two the reciprocal is exact
+        if math.frexp(grid.scale)[0] == 0.5:  # the reciprocal of a power of two is exact
             steps = self.file.node("Mul", tensor, self.file.number(1 / grid.scale))
         else:
             steps = self.file.node("Div", tensor, self.file.number(grid.scale))
@@ -170,7 +176,7 @@ class Translation:
             accumulator = file.node("Sub", self.products(op, weight, rows.codes, ""), share)
         scale = weightless.down_rows(file, rows.scale, rank, self.batch)
         product = file.node("Mul", file.cast(accumulator, np.float32), scale)
-        # In float64, where the product is exact: the kernels that this must equal multiply and add in one step.
+        # float64 keeps the product exact: the kernels that this must equal multiply and add in one step.
         factor = file.cast(file.constant(_channels(op, weight.scale), f"{op.name}.scale"), np.float64)
         offset = file.cast(file.constant(_channels(op, op.bias), f"{op.name}.bias"), np.float64)
         return file.cast(file.scaled(file.cast(product, np.float64), factor, offset), np.float32)
@@ -187,7 +193,14 @@ class Translation:
         return Codes(self.file.round(product, grid.zero_point + SHIFT), grid)
 
     def static_sums(self, op: Linear, weight: QuantizedTensor, source: ActivationGrid, steps: Array | None) -> str:
-        """The exact accumulator, with a bias in steps of its scale, as float32."""
+        """Append the exact accumulator, with a bias in steps of its scale, as float32.
+
+        Args:
+            op: The layer.
+            weight: Its codes.
+            source: Grid of its input.
+            steps: Bias in units of the sums; None for no bias.
+        """
         if source.bits > 8:
             return self.wide_sums(op, weight, source, np.zeros(len(op.bias)) if steps is None else steps)
         check_int32(op.name, weight.codes, source.reach, 0.0 if steps is None else steps)
@@ -201,10 +214,17 @@ class Translation:
         return self.file.cast(accumulator, np.float32)
 
     def wide_sums(self, op: Linear, weight: QuantizedTensor, source: ActivationGrid, steps: Array) -> str:
-        """The same of codes that no integer kernel takes: float32 sums of integers are exact below 2**24."""
+        """Append the accumulator of codes that no integer kernel takes: float32 sums of integers are exact below 2**24.
+
+        Args:
+            op: The layer.
+            weight: Its codes.
+            source: Grid of its input.
+            steps: Bias in units of the sums.
+        """
         if not isinstance(op, operators.Dense) or not fits(weight.codes, EXACT, source.reach, steps):
             raise UnsupportedError(
-                f"engine onnx sums {source.bits}-bit codes in 24 bits, which layer {op.name!r} leaves"
+                f"engine onnx sums {source.bits}-bit codes in 24 bits, which layer {op.name!r} exceeds"
             )
         file, centred = self.file, self.counted(self.real(op.inputs[0]), source)
         codes = file.cast(file.constant(weight.codes, f"{op.name}.weight"), np.float32)
@@ -214,7 +234,15 @@ class Translation:
     def products(
         self, op: Linear, weight: QuantizedTensor, x: str, zero_point: str, padding: tuple[int, int] = (0, 0)
     ) -> str:
-        """int32 sums of (x - zero_point) * weight; padding counts as zero_point."""
+        """Append int32 sums of (x - zero_point) * weight; padding counts as zero_point.
+
+        Args:
+            op: The layer.
+            weight: Its codes.
+            x: Tensor of uint8 codes.
+            zero_point: Tensor of their zero point, or "".
+            padding: Margin in rows and columns.
+        """
         codes = weight.codes.T if isinstance(op, operators.Dense) else weight.codes
         narrow = weight.bits <= 4 and codes.min() >= -NIBBLE_SHIFT and codes.max() < NIBBLE_SHIFT
         shift = NIBBLE_SHIFT if narrow else SHIFT
@@ -223,14 +251,14 @@ class Translation:
         else:
             tensor = self.file.constant(_unsigned(codes, shift), f"{op.name}.weight")
         if isinstance(op, operators.Conv2d) and not zero_point:
-            zero_point = self.file.constant(np.uint8(0))  # ONNX Runtime 1.16 crashes where it is left out
+            zero_point = self.file.constant(np.uint8(0))  # ONNX Runtime 1.16 crashes if it is left out
         inputs = x, tensor, zero_point, self.file.constant(np.uint8(shift))
         if not isinstance(op, operators.Conv2d):
             return self.file.node("MatMulInteger", *inputs)
         return self.file.node("ConvInteger", *inputs, strides=op.stride, pads=padding * 2)
 
     def affine(self, op: Linear, x: str, scale: Array) -> str:
-        """x * scale + bias, per channel."""
+        """Append x * scale + bias, per channel."""
         factor = self.file.constant(_channels(op, scale), f"{op.name}.scale")
         return self.file.scaled(x, factor, self.file.constant(_channels(op, op.bias), f"{op.name}.bias"))
 
@@ -256,7 +284,7 @@ class Translation:
         return self.file.node("Mul", sums, self.file.number(grid.scale))
 
     def integers(self, name: str, grid: ActivationGrid) -> str:
-        """The codes of a value on an int8 grid, as float32 integers counted from the zero point."""
+        """Return the codes of a value on an int8 grid, as float32 integers counted from the zero point."""
         shifted = self.file.cast(self.on_grid(name, grid).tensor, np.float32)
         return self.file.node("Sub", shifted, self.file.number(grid.zero_point + SHIFT))
 
@@ -285,9 +313,9 @@ class Translation:
         return self.file.node("Mul", x, self.file.constant(op.factor.astype(np.float32), f"{op.name}.factor"))
 
     def tabled(self, op: operators.Activation, x: Codes, grid: ActivationGrid) -> Codes:
-        """The activation on codes: the code of its value, for each of the 256."""
+        """Append the activation of codes as a table of 256 entries."""
         if op.kind == "relu" and x.grid == grid and grid.zero_point == -SHIFT:
-            return x  # there is no code below that of 0
+            return x  # all codes are at or above that of 0
         entries = self.file.constant(_unsigned(table(op, x.grid, grid), SHIFT), f"{op.name}.table")
         return Codes(self.file.node("Gather", entries, self.file.cast(x.tensor, np.int32)), grid)
 
@@ -306,14 +334,14 @@ LOWERINGS: Mapping[type[Op], Callable[[Translation, Any], str | Codes]] = {
     operators.Concat: lambda into, op: into.file.node("Concat", *map(into.real, op.inputs), axis=-1),
     operators.Add: lambda into, op: into.file.node("Add", *map(into.real, op.inputs)),
 }
-"""What adds an operator's nodes to the file."""
+"""Function that adds an operator's nodes to the file."""
 
 
 def _channels(op: Linear, values: Array) -> Array:
-    """[out] made to broadcast along axis 1 of the operator's value."""
+    """Return [out] shaped to broadcast along axis 1 of the operator's value."""
     return values.reshape(-1, 1, 1) if isinstance(op, operators.Conv2d) else values
 
 
 def _unsigned(codes: Array, shift: int) -> Array:
-    """int8 codes moved up into uint8."""
+    """Return int8 codes shifted up into uint8."""
     return (codes.astype(np.int16) + np.int16(shift)).astype(np.uint8)

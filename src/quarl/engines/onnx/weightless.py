@@ -18,13 +18,13 @@ from quarl.quant.affine import TINY
 
 NODES = {"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid"}
 SHIFT = 128
-"""Added to int8 codes to make them uint8."""
+"""Offset from int8 codes to uint8."""
 NARROWEST = 255 * TINY
-"""Smallest width of a row's range: of a narrower one, such as a row of zeros, 255 / width would be no finite number."""
+"""Smallest width of a row's range: 255 / width of a narrower one, such as a row of zeros, would not be finite."""
 
 
 def action(file: File, head: ActionHead, output: str) -> str:
-    """The greedy action that the head of continuous ones makes of the network's output."""
+    """Append the greedy action of a continuous head for the network's output."""
     if head.kind == "gaussian":
         ends = (file.constant(np.array([end], np.int64)) for end in (0, head.low.size, 1))
         output = file.node("Slice", output, *ends)
@@ -33,13 +33,13 @@ def action(file: File, head: ActionHead, output: str) -> str:
 
 
 def activation(file: File, op: Activation, x: str) -> str:
-    """The function of the tensor x."""
+    """Append the function of the tensor x."""
     f, formula = partial(_computed, file), formulas.FORMULAS.get(op.kind)
     return f(op.kind, x) if formula is None else formula(f, x, *op.settings)
 
 
 def _computed(file: File, kind: str, *values: Any) -> str:
-    """One operation of a formula, of tensors and numbers."""
+    """Append one operation of a formula, on tensors and numbers."""
     tensors = [value if isinstance(value, str) else file.constant(np.asarray(value, np.float32)) for value in values]
     if kind == "elu":
         return _elu(file, *tensors)
@@ -51,15 +51,21 @@ def _computed(file: File, kind: str, *values: Any) -> str:
 
 
 def softmax(file: File, op: Softmax, x: str) -> str:
-    """Shares of each `size` numbers of rows x."""
+    """Append the softmax of each `size` numbers of rows x."""
     rows = file.node("Reshape", x, file.constant(np.array([0, -1, op.size])))
     return file.node("Reshape", file.node("Softmax", rows, axis=-1), file.constant(np.array([0, -1])))
 
 
 def pool(file: File, op: Pool2d, x: str, channels: int) -> str:
-    """The largest numbers of the windows of images x, or their sums times the reciprocal of the window's size.
+    """Append the maxima of the windows of images x, or their sums times the reciprocal of the window's size.
 
-    Sums by a convolution with ones, which no runtime divides in a way of its own.
+    Sums are computed by a convolution with ones, because runtimes divide averages in different ways.
+
+    Args:
+        file: The file under construction.
+        op: The operator.
+        x: Tensor of images.
+        channels: Channels of the images.
     """
     if op.kind == "max":
         return file.node("MaxPool", x, kernel_shape=op.kernel, strides=op.stride, pads=op.padding * 2)
@@ -69,7 +75,7 @@ def pool(file: File, op: Pool2d, x: str, channels: int) -> str:
 
 
 def normalize(file: File, op: Normalize, x: str) -> str:
-    """The normalized value of x, in the order of operations of `Normalize.__call__`."""
+    """Append the normalization of x, in the order of operations of `Normalize.__call__`."""
     for index, part in enumerate(filter(np.any, op.mean_parts)):
         x = file.node("Sub", x, file.constant(part, f"{op.name}.mean.{index}"))
     scaled = file.node("Mul", x, file.constant(op.inverse_std, f"{op.name}.inverse_std"))
@@ -79,10 +85,10 @@ def normalize(file: File, op: Normalize, x: str) -> str:
 
 
 def _elu(file: File, x: str) -> str:
-    """exp(x) - 1 below 0, as 2t / (1 - t) with t = tanh(x / 2).
+    """Append exp(x) - 1 below 0, as 2t / (1 - t) with t = tanh(x / 2).
 
-    ONNX Runtime's own Elu rounds the last few numbers of an array otherwise than the rest, so that a row's values
-    would depend on its batch.
+    ONNX Runtime's own Elu rounds the last few numbers of an array differently from the rest, so a row's values would
+    depend on its batch.
     """
     t = file.node("Tanh", file.node("Mul", file.node("Min", x, file.number(0)), file.number(0.5)))
     negative = file.node("Div", file.node("Mul", t, file.number(2)), file.node("Sub", file.number(1), t))
@@ -90,7 +96,10 @@ def _elu(file: File, x: str) -> str:
 
 
 def layer_norm(file: File, op: LayerNorm, x: str) -> str:
-    """Written out, because ONNX Runtime's LayerNormalization takes the variance as a difference of two large sums."""
+    """Append a LayerNorm operation by operation.
+
+    ONNX Runtime's LayerNormalization computes the variance as a difference of two large sums.
+    """
     centred = file.node("Sub", x, _mean(file, x))
     variance = _mean(file, file.node("Mul", centred, centred))
     deviation = file.node("Sqrt", file.node("Add", variance, file.number(op.epsilon)))
@@ -100,7 +109,14 @@ def layer_norm(file: File, op: LayerNorm, x: str) -> str:
 
 
 def layer_norm_of_codes(file: File, op: LayerNorm, integers: str, grid: ActivationGrid) -> str:
-    """The same from codes less their zero point as float32 integers."""
+    """Append a LayerNorm of codes minus their zero point, as float32 integers.
+
+    Args:
+        file: The file under construction.
+        op: The operator.
+        integers: Tensor of codes minus their zero point.
+        grid: Grid of the codes.
+    """
     gain, offset = file.constant(op.weight, f"{op.name}.gain"), file.constant(op.bias, f"{op.name}.offset")
     numbers = (*norm_constants(op, grid), gain, offset)
     return formulas.norm_of_codes(partial(_computed, file), integers, *numbers)  # type: ignore[no-any-return]
@@ -119,13 +135,18 @@ class Rows:
     scale: str
     """float32 [B]."""
     zero_point: str
-    """uint8 [B], shifted likewise; "" where it is 0 in every row."""
+    """uint8 [B], shifted likewise; "" if it is 0 in every row."""
 
 
 def quantized_rows(file: File, x: str, rank: int, batch: int | None, *, positive: bool) -> Rows:
-    """Tensor x [B, *shape] quantized as `quant.affine.quantize_rows` says, operation by operation.
+    """Append the quantization of tensor x [B, *shape] like `quant.affine.quantize_rows`, operation by operation.
 
-    rank: axes of a row. positive: no number is below 0, so that the low end needs no search and has code -128.
+    Args:
+        file: The file under construction.
+        x: float32 tensor.
+        rank: Axes of a row.
+        batch: Number of rows; None leaves it open.
+        positive: No number is below 0, so the low end needs no search and has code -128.
     """
     axes = list(range(1, 1 + rank))
     high = file.node("Max", file.reduced("ReduceMax", x, axes, keepdims=False), file.number(NARROWEST))
@@ -141,12 +162,12 @@ def quantized_rows(file: File, x: str, rank: int, batch: int | None, *, positive
     candidates = file.node("Sub", qmin, low), file.node("Sub", qmax, high)
     chosen = file.node("Where", file.node("Greater", errors, file.number(0)), *candidates)
     scale, zero_point = file.node("Reciprocal", inverse), file.round(chosen, SHIFT)
-    # Scaled beforehand, because QuantizeLinear divides where quantize_rows multiplies; the zero point is each row's.
+    # Scaled first, because QuantizeLinear divides but quantize_rows multiplies; each row has its own zero point.
     steps = file.node("Mul", x, down_rows(file, inverse, rank, batch))
     ones = file.constant(np.ones(batch, np.float32)) if batch else file.node("Div", scale, scale)
     return Rows(file.node("QuantizeLinear", steps, ones, zero_point, axis=0), scale, zero_point)
 
 
 def down_rows(file: File, tensor: str, rank: int, batch: int | None) -> str:
-    """[B] made to broadcast along the first axis of a value whose rows have `rank` axes."""
+    """Append [B] shaped to broadcast along the first axis of a value whose rows have `rank` axes."""
     return tensor if batch == 1 else file.node("Unsqueeze", tensor, file.constant(np.arange(1, 1 + rank)))
