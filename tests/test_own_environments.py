@@ -233,7 +233,7 @@ def test_recorded_observations_do_in_place_of_a_missing_environment(
     assert main([verb, "mine.quarl", *others, "--observations", "x.npy"]) == 0
     said = capsys.readouterr()
     if verb == "export":
-        assert re.search(rf"environment '{env_id}'.*contract does not say what the numbers", said.err)
+        assert re.search(rf"environment '{env_id}'.*contract does not describe the numbers", said.err)
         assert "its return is not measured: " in said.out
         exported = quarl.load(tmp_path / "mine.quarl").export("c", "again", observations=np.load("x.npy"))
         assert exported["environment"]["id"] == env_id

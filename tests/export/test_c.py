@@ -174,7 +174,7 @@ def test_a_program_that_ended_and_another_width_are_one_line(monkeypatch):
 def test_a_failing_compiler_is_one_line(monkeypatch):
     failed = subprocess.CompletedProcess((), 1, "", "policy.c:3: error\nmore")
     monkeypatch.setattr(subprocess, "run", Mock(side_effect=[failed, subprocess.TimeoutExpired((), 9)]))
-    for said in ("does not take policy.c: policy.c:3: error", "took more than 600 s"):
+    for said in ("does not compile policy.c: policy.c:3: error", "took more than 600 s"):
         with pytest.raises(QuarlError, match=f"^gcc {said}$"):
             boards._ran("gcc -c", Path())
 

@@ -185,7 +185,7 @@ def test_any_flipped_bit_of_a_file_breaks_its_seal(writer, suffix):
 
 
 def test_a_file_of_another_program_has_no_contract():
-    with pytest.raises(QuarlError, match=r"^other\.tflite holds no contract: it is no file that quarl export wrote"):
+    with pytest.raises(QuarlError, match=r"^other\.tflite holds no contract: quarl export did not write it"):
         contract.read(b"TFL3" * 9, "other.tflite")
 
 
@@ -208,5 +208,5 @@ def test_digests_change_with_a_weight_and_with_a_grid():
 def test_a_contract_that_lacks_a_part_is_refused_in_a_line(missing):
     said = json.loads(contract.inner(full(static(networks.dense([4, 6, 2])))))
     del said[missing]
-    with pytest.raises(QuarlError, match=r"^policy\.tflite: its contract lacks what it says of a policy"):
+    with pytest.raises(QuarlError, match=r"^policy\.tflite: its contract does not describe a policy"):
         contract.policy_of(said, "policy.tflite")

@@ -83,7 +83,7 @@ def test_dynamic_mode_has_no_form_in_integers_alone(tmp_path, target):
     policy, x = agent(mode="dynamic")
     with pytest.raises(UnsupportedError, match=f"^{target} needs static mode, this policy is dynamic"):
         export(policy, target, tmp_path / "out", observations=x)
-    with pytest.raises(QuarlError, match=r"^no target 'rust'; choose of tflite, onnx"):
+    with pytest.raises(QuarlError, match=r"^unknown target 'rust'; choose one of tflite, onnx"):
         export(policy, "rust", tmp_path / "out", observations=x)
     with pytest.raises(UnsupportedError, match=rf"^{target} is for integers, not fp16: export it to tflite or onnx"):
         export(agent("fp16")[0], target, tmp_path / "out", observations=x)
@@ -94,10 +94,10 @@ def test_what_cannot_be_recorded_is_asked_for(tmp_path):
     policy, _ = agent(mode="dynamic")
     with pytest.raises(
         QuarlError,
-        match=r"names no environment to record observations in: name one with --env, .*\(env_id, env or obs",
+        match=r"has no environment to record observations in: name one with --env, .*\(env_id, env or obs",
     ):
         quantised(policy, "c")
-    with pytest.raises(QuarlError, match=r"names no environment to record observations in.* for golden vectors"):
+    with pytest.raises(QuarlError, match=r"has no environment to record observations in.* for golden vectors"):
         export(policy, "tflite", tmp_path / "out")
 
 
@@ -105,7 +105,7 @@ def test_another_precision_than_a_policys_own_is_refused():
     policy, _ = agent("int4")
     with pytest.raises(QuarlError, match="the policy is int4 already: export the float one to --precision int8"):
         quantised(policy, "tflite", "int8")
-    with pytest.raises(QuarlError, match="the policy is static: its grids travel with it; drop --mode dynamic"):
+    with pytest.raises(QuarlError, match="the policy is static and keeps its grids; drop --mode dynamic"):
         quantised(policy, "tflite", mode="dynamic")
     assert quantised(policy, "tflite", "int4") is policy
 

@@ -119,7 +119,7 @@ def test_where_instructions_are_not_known_they_are_not_said_to_fit(monkeypatch, 
         ("--ram -1", "--ram"),
         ("--hz 1000", "--hz and --mhz require each other"),
         ("--hz 1000 --mhz 0", "--mhz must be above 0"),
-        ("--bits fp16 --target c", "c fp16: C computes in static integers alone"),
+        ("--bits fp16 --target c", "c fp16: C computes only in static integers"),
         ("--target onnx", "--target"),
     ],
 )

@@ -197,7 +197,7 @@ def test_what_has_no_grids_is_refused():
         quantize(policy, QuantSpec.parse("fp32")),
         quantize(policy, QuantSpec.parse("int8", scheme="per-channel")),
     ):
-        with pytest.raises(UnsupportedError, match="onnx-qdq is of static int8 policies: use mode static"):
+        with pytest.raises(UnsupportedError, match="onnx-qdq takes static int8 policies: use mode static"):
             qdq.write(made)
     narrow = static(policy, networks.observations(policy, 8))
     narrow = dataclasses.replace(

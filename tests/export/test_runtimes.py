@@ -110,7 +110,9 @@ def test_what_a_runtime_does_not_take_is_refused_in_a_line(tmp_path, capfd):
     _, _, path = exported(tmp_path, networks.dense([5, 16, 3]), ".tflite", mode="dynamic")
     with pytest.raises(UnsupportedError, match=r"^ort runs \.onnx files, not policy\.tflite$"):
         runtimes.load("ort", path)
-    with pytest.raises(QuarlError, match=r"no runtime 'litter'; choose of litert, ort, .*; did you mean 'litert'"):
+    with pytest.raises(
+        QuarlError, match=r"unknown runtime 'litter'; choose one of litert, ort, .*; did you mean 'litert'"
+    ):
         runtimes.load("litter", path)
     with pytest.raises(
         QuarlError,

@@ -123,7 +123,7 @@ def test_a_file_alone_says_which_checks_are_missing(folder, tmp_path):
     done, left_out = rows(tmp_path / "policy.tflite", names=["litert"], episodes=3)
     assert [(row.check, row.count) for row in done] == [("contract", 1), ("return", 3)]
     assert left_out == [
-        "left out for want of the folder: the sha256 of its files, golden vectors, rollout, return against fp32"
+        "left out, because they need the folder: sha256 of files, golden vectors, rollout, return against fp32"
     ]
 
 
@@ -165,7 +165,7 @@ def test_a_contract_that_was_rewritten_is_not_the_policys(folder, tmp_path):
     said["action"]["start"] = 1
     (tmp_path / "out" / "contract.json").write_text(json.dumps(said))
     sealed_anew(tmp_path / "out")
-    with pytest.raises(QuarlError, match=r"contract\.json is not that of policy\.quarl, in 'action\.start'"):
+    with pytest.raises(QuarlError, match=r"contract\.json differs from policy\.quarl in 'action\.start'"):
         rows(tmp_path / "out", names=["litert"], episodes=0)
 
 
@@ -224,7 +224,7 @@ def test_integers_have_to_come_out_as_such_and_floats_nearly_always():
     flipped = expected.copy()
     flipped[7, expected[7].argmin()] += 100
     assert compare(dynamic, expected, flipped, "f32-rne")[1] == DIFFERS
-    with pytest.raises(QuarlError, match=r"gives \(2,\) numbers"):
+    with pytest.raises(QuarlError, match=r"returns \(2,\) numbers"):
         compare(exact, expected, expected[:, :2], "f32-rne")
 
 

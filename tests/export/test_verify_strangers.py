@@ -148,7 +148,9 @@ def test_a_runtime_that_refuses_an_edited_file_is_an_error(copied, monkeypatch):
 def test_code_that_the_folder_does_not_list_is_refused(copied, name):
     (copied / "notes.txt").write_text("mine")
     (copied / name).write_text("stale")
-    with pytest.raises(QuarlError, match=rf"{name} is not of this export: SHA256SUMS does not list it; remove it"):
+    with pytest.raises(
+        QuarlError, match=rf"{name} does not belong to this export: SHA256SUMS does not list it; remove it"
+    ):
         rows(copied, episodes=0)
 
 
@@ -219,7 +221,9 @@ def test_the_contract_inside_a_file_is_read_or_refused_whatever_it_holds(folder)
                 read += contract.policy_of(changed, "policy.tflite").width > 0
     assert read > 0
     inner["environment"]["id"] = None
-    with pytest.raises(QuarlError, match=r"^policy\.tflite: its contract lacks .*'None' is not a name"):
+    with pytest.raises(
+        QuarlError, match=r"^policy\.tflite: its contract does not describe a policy .*'None' is not a name"
+    ):
         contract.policy_of(inner, "policy.tflite")
 
 

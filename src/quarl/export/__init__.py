@@ -1,4 +1,4 @@
-"""Policies as files for other runtimes and small boards, with what proves that they act alike."""
+"""Policies as files for other runtimes and small boards, with the evidence that they act alike."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from quarl.quant.spec import Mode, QuantSpec
 
 __all__ = ["TARGETS", "export", "quantised"]
 UNKNOWN = (
-    "the policy names no environment to record observations in: name one with --env, or give recorded --observations"
+    "the policy has no environment to record observations in: name one with --env, or pass recorded --observations"
 )
 PYTHON = "env_id, env or observations in Python"
 
@@ -42,13 +42,22 @@ def quantised(
     environment: Environment | None = None,
     seed: int = 0,
 ) -> QuantizedPolicy:
-    """The policy as `export` takes it: in that precision, or with the codes and grids that it has.
+    """Return the policy in the form that `export` takes: in a precision, or with its own codes and grids.
 
-    One that is quantized already keeps its codes, and in dynamic mode gets grids where the target or `mode` wants them.
-    QuarlError for a precision that is not its own, and where nothing is there to calibrate on.
+    A policy that is already quantized keeps its codes. In dynamic mode it gets grids if the target or `mode` needs
+    them.
 
-    precision: None is int8 of a float policy. mode: None is static, or a quantized policy's own if the target has it.
-    observations: raw ones [N, *shape] to calibrate on; None records them in the environment.
+    Args:
+        policy: The policy.
+        target: Runtime or language, one of TARGETS.
+        precision: Precision of a float policy; None is int8. A quantized policy has its own.
+        mode: dynamic or static; None is static, or a quantized policy's own if the target supports it.
+        observations: Raw observations [N, *shape] for calibration; None records them in the environment.
+        environment: Environment to record in; None is the policy's own.
+        seed: Seed of the recorded episodes.
+
+    Raises:
+        QuarlError: The policy has another precision, or there is nothing to calibrate on.
     """
 
     def met() -> Array:
@@ -68,7 +77,7 @@ def quantised(
         raise QuarlError(f"the policy is {own.precision} already: export the float one to --precision {precision}")
     if own.activation_bits is None or own.mode == "static":
         if mode == "dynamic" and own.mode == "static":
-            raise QuarlError("the policy is static: its grids travel with it; drop --mode dynamic")
+            raise QuarlError("the policy is static and keeps its grids; drop --mode dynamic")
         return policy
     return regridded(policy, met()) if mode == "static" or (mode is None and target in STATIC) else policy
 
@@ -83,16 +92,26 @@ def export(
     environment: Environment | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Writes the folder of the policy's file, its contract, golden vectors and how to call it; returns the contract.
+    """Write a folder with the policy's file, its contract, golden vectors and usage; return the contract.
 
-    The policy's codes and grids travel as they are; one in dynamic mode gets grids where the target needs them. The
-    runtimes of this machine are held to the golden vectors at once. QuarlError where there are neither observations
-    nor an environment, UnsupportedError for what the target has no form for.
+    The policy's codes and grids are exported unchanged; a dynamic policy gets grids if the target needs them. The
+    runtimes of this machine are checked against the golden vectors at once.
 
-    observations: raw ones [N, *shape]; None records them in the environment. source: the file of the agent.
+    Args:
+        policy: The policy.
+        target: Runtime or language, one of TARGETS.
+        directory: Folder of the export.
+        observations: Raw observations [N, *shape]; None records them in the environment.
+        source: File of the agent.
+        environment: Environment to record in; None is the policy's own.
+        seed: Seed of the recorded episodes.
+
+    Raises:
+        QuarlError: There are neither observations nor an environment.
+        UnsupportedError: The target does not support the policy.
     """
     if target not in TARGETS:
-        raise QuarlError(f"no target {target!r}; choose of {', '.join(TARGETS)}")
+        raise QuarlError(f"unknown target {target!r}; choose one of {', '.join(TARGETS)}")
     if target in STATIC and policy.spec.mode != "static":
         if policy.spec.activation_bits is None:
             raise UnsupportedError(
@@ -111,7 +130,7 @@ def export(
     try:
         env = None if environment is None else environment.make_for(policy)
     except MissingEnvironmentError as error:
-        note(f"{error}; without it the contract does not say what the numbers of an observation are")
+        note(f"{error}; without it the contract does not describe the numbers of an observation")
     full = contract.contract(
         policy,
         target,
@@ -137,11 +156,11 @@ def export(
 
 
 def _refuse_files_of_others(directory: Path, target: str, source: Mapping[str, str], names: Iterable[str]) -> None:
-    """Allow only the files of an earlier export of the same agent to the same target to be replaced.
+    """Refuse to replace any files but those of an earlier export of the same agent to the same target.
 
     Args:
-        directory: Of the export; it may be missing.
-        target: The runtime or language that is exported to.
+        directory: Folder of the export; it may be missing.
+        target: Runtime or language of the export.
         source: Name and sha256 of the agent's file.
         names: Files that are about to be written.
 
@@ -164,8 +183,8 @@ def _refuse_files_of_others(directory: Path, target: str, source: Mapping[str, s
 
 
 def _footprint(policy: QuantizedPolicy, target: str, file: Path) -> dict[str, Any]:
-    """What a board has to have for it, and how that was found, or why it was not."""
-    from quarl.export.footprint import footprint  # here: it takes half of what playing a file has to load
+    """Return the requirements of a board and how they were found, or the reason for having none."""
+    from quarl.export.footprint import footprint  # here: it doubles the imports of playing a file
 
     try:
         return asdict(footprint(policy, target, file))
@@ -174,7 +193,7 @@ def _footprint(policy: QuantizedPolicy, target: str, file: Path) -> dict[str, An
 
 
 def _source(policy: QuantizedPolicy, source: Path | None) -> dict[str, str]:
-    """The name of the agent's file, with its sha256; of an agent that is no file its own alone."""
+    """Return name and sha256 of the agent's file; without a file, the sha256 of the policy itself."""
     if source is None:
         return {"file": "", "sha256": sha256(artifact.to_bytes(policy))}
     return {"file": source.name, "sha256": sha256(source.read_bytes())}

@@ -1,4 +1,5 @@
-"""What an exported file takes, gives and computes, beside it as contract.json and, in short, inside of it."""
+"""Contract of an exported file: its input, output and arithmetic, in contract.json and in short form inside the
+file."""
 
 from __future__ import annotations
 
@@ -27,15 +28,15 @@ from quarl.policy.operators import QuantizedTensor
 from quarl.quant.spec import QuantSpec
 
 POLICY, CONTRACT, GOLDEN, SUMS = "policy.quarl", "contract.json", "golden.npz", "SHA256SUMS"
-"""Files of the folder, beside the exported one."""
+"""Files of the folder besides the exported one."""
 FORMAT = "quarl-contract-1"
 MOST_INSIDE = 4096
-"""Bytes that the short form may take."""
+"""Largest short form in bytes."""
 BEGIN = f'{{"format":"{FORMAT}"'
-"""Of the short form, by which it is found in a file of any kind."""
+"""Start of the short form, by which it is found in a file of any kind."""
 SEAL = re.compile(rb'"sealed":"([0-9a-f]{64})"')
 OPEN = "0" * 64
-"""In the place of the seal: the sha256 of the whole file is of the file with this in it."""
+"""Placeholder of the seal: the seal is the sha256 of the file with this placeholder."""
 INSIDE = ("format", "target", "precision", "mode", "arithmetic", "environment")
 NAN = {
     "c": "policy_act returns -1",
@@ -51,7 +52,7 @@ TOLD = (
     "observation.high",
     "observation.numbers",
 )
-"""Keys of which the policy decides the kind alone, with dots between; names of numbers depend on the environment."""
+"""Keys, with dots between, whose type alone depends on the policy; names of numbers depend on the environment."""
 ENVIRONMENT = {"id": "env_id", "kwargs": "env_kwargs", "wrappers": "wrappers", "max_episode_steps": "max_episode_steps"}
 SOURCE = ("algo", "statistics", "stochastic", "origin")
 """Fields of Provenance in the contract's `environment`, by the key there, and in its `source`."""
@@ -65,10 +66,14 @@ def contract(
     source: Mapping[str, str],
     env: gymnasium.Env[Any, Any] | None = None,
 ) -> dict[str, Any]:
-    """What contract.json holds; `footprint` and `verified` are empty.
+    """Return the content of contract.json; `footprint` and `verified` are empty.
 
-    source: `file` and `sha256` of the agent. env: of the policy, which says what its observations are; None: there is
-    none here.
+    Args:
+        policy: The policy.
+        target: Runtime or language of the export.
+        arithmetic: Arithmetic of the file.
+        source: `file` and `sha256` of the agent.
+        env: Environment of the policy, which describes its observations; None if it is missing here.
     """
     head, of, products = policy.head, provenance_to_json(policy.provenance), macs(policy)
     order = "channels first" if len(policy.observation_shape) == 3 else "one row"
@@ -121,19 +126,19 @@ def contract(
 
 
 def sha256(data: bytes) -> str:
-    """Of the bytes, in hexadecimal."""
+    """Return the sha256 of the bytes in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
 def meaning(head: ActionHead) -> str:
-    """What a file's output is, in a sentence."""
+    """Return a sentence about the meaning of a file's output."""
     if not head.is_discrete:
         return head.reading or "its output is the action, within its bounds"
     return head.reading or "its output is a score for each action, which is the number of the largest, from 0"
 
 
 def digests(policy: QuantizedPolicy) -> dict[str, str]:
-    """The sha256 of the weights, as codes with their scales or as floats, and of the grids."""
+    """Return the sha256 of the weights (codes with their scales, or floats) and of the grids."""
     weights = hashlib.sha256()
     for op in policy.linear:
         weight = op.weight
@@ -146,7 +151,7 @@ def digests(policy: QuantizedPolicy) -> dict[str, str]:
 
 
 def inner(full: Mapping[str, Any]) -> str:
-    """The short form, one line of ASCII, whose seal is open."""
+    """Return the short form, one line of ASCII, with an open seal."""
     source = {name: full["source"][name] for name in ("sha256", *SOURCE)}
     observation = {name: full["observation"][name] for name in ("shape", "dtype", "inputs")}
     said = {name: full[name] for name in INSIDE} | {"source": source, "observation": observation}
@@ -164,16 +169,16 @@ def inner(full: Mapping[str, Any]) -> str:
 
 
 def sealed(content: bytes) -> bytes:
-    """The file with its own sha256 in the contract inside."""
+    """Return the file with its own sha256 in the contract inside."""
     return content.replace(f'"sealed":"{OPEN}"'.encode(), f'"sealed":"{sha256(content)}"'.encode(), 1)
 
 
 def read(content: bytes, where: str) -> dict[str, Any]:
-    """The contract inside a file; QuarlError where there is none, or where any bit of the file is not as written."""
+    """Return the contract inside a file; raise QuarlError if there is none, or if any bit of the file has changed."""
     begin = content.find(BEGIN.encode())
     if begin < 0:
         raise QuarlError(
-            f"{where} holds no contract: it is no file that quarl export wrote, or it is damaged; "
+            f"{where} holds no contract: quarl export did not write it, or it is damaged; "
             f"quarl inspect {os.path.basename(where)} may show its weights"
         )
     seal = SEAL.search(content, begin, begin + MOST_INSIDE)
@@ -184,7 +189,7 @@ def read(content: bytes, where: str) -> dict[str, Any]:
 
 
 def differences(policy: QuantizedPolicy, full: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the keys of contract.json, with dots between, that are not as `contract` writes them of the policy."""
+    """Yield the keys of contract.json, with dots between, that differ from the contract of the policy."""
     target = full.get("target") if full.get("target") in TARGETS else TARGETS[0]
     arithmetic = "qdq" if target == "onnx-qdq" else "f32-rne"
     known = contract(policy, str(target), arithmetic=arithmetic, source={"file": "", "sha256": ""})
@@ -203,22 +208,22 @@ def _differ(known: Any, full: Any, name: str) -> Iterator[str]:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True, repr=False)
 class Exported(QuantizedPolicy):
-    """A policy of which a file holds the network, and the contract inside it all else: it has no operators."""
+    """A policy whose network is in a file and everything else in the contract inside it: it has no operators."""
 
     width: int
-    """Numbers that the file gives."""
+    """Number of outputs of the file."""
 
     def __post_init__(self) -> None:
-        """Nothing of a graph to check."""
+        """Skip the checks of a graph."""
 
     @property
     def num_outputs(self) -> int:
-        """Numbers that the file gives."""
+        """Return the number of outputs of the file."""
         return self.width
 
 
 def policy_of(contract: Mapping[str, Any], where: str) -> Exported:
-    """The policy that the contract speaks of: its actions are what the file gives, or the best-scored ones."""
+    """Return the policy of the contract: its actions are the file's outputs, or the ones with the best scores."""
     try:
         of, action, observation = contract["source"], contract["action"], contract["observation"]
         of_environment = {field: contract["environment"][name] for name, field in ENVIRONMENT.items()}
@@ -242,11 +247,11 @@ def policy_of(contract: Mapping[str, Any], where: str) -> Exported:
             width=size,
         )
     except (QuarlError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-        raise QuarlError(f"{where}: its contract lacks what it says of a policy ({error}); export it again") from None
+        raise QuarlError(f"{where}: its contract does not describe a policy ({error}); export it again") from None
 
 
 def _bounds(given: Any, shape: list[int], end: str) -> Any:
-    """float32 [*shape] of what `bounds` wrote; no bound is an infinite one."""
+    """Return the bounds, float32 [*shape], that `bounds` wrote; a missing bound is infinite."""
     numbers = given if isinstance(given, list) else [given] * math.prod(map(int, shape))
     beyond = -math.inf if end == "low" else math.inf
     return np.array([beyond if number is None else float(number) for number in numbers], np.float32).reshape(shape)

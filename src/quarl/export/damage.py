@@ -1,4 +1,4 @@
-"""Where a file of an exported folder is not as it was written, as far as the others tell."""
+"""Location of the damage in a file of an exported folder, as far as the other files reveal it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quarl.policy.graph import QuantizedPolicy
 
 
 def place(folder: Path, name: str) -> str:
-    """Return what is damaged, in a clause: the array, key, byte or line, as far as is known."""
+    """Return a clause about the damaged array, key, byte or line, as far as it is known."""
     content = (folder / name).read_bytes()
     try:
         policy, vectors = artifact.read(folder / POLICY), golden.read((folder / GOLDEN).read_bytes(), GOLDEN)

@@ -1,4 +1,4 @@
-"""Whether a runtime gives what the reference gives, and in which layer it does not."""
+"""Comparison of a runtime's results with the reference's, and the first layer that differs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from quarl.policy.operators import Flatten, Linear, Op
 from quarl.rows import Column, Row
 
 CLOSE, CLOSE_SHARE = 1e-5, 0.995
-"""Where a runtime computes in float: of the range, and the share of observations that lie so close."""
+"""Tolerance for a runtime that computes in float: share of the range, and share of observations within it."""
 TIGHT = 1e-6
-"""Of the range, where it computes in integers: what is left to its tanh."""
+"""Tolerance for a runtime that computes in integers, as a share of the range: only its tanh may differ."""
 DIFFERS = "differs"
 
 
@@ -36,30 +36,30 @@ class VerifyRow(Row):
     runtime: Annotated[str | None, Column("runtime", lambda name: name or "")] = None
     version: Annotated[str | None, Column("version", lambda version: version or "")] = None
     arithmetic: Annotated[str | None, Column("arithmetic", lambda arithmetic: arithmetic or "")] = None
-    """What the results are compared with: f32-rne, q31-double or qdq."""
+    """Arithmetic of the expected results: f32-rne, q31-double or qdq."""
     count: Annotated[int | None, Column("of", formats.count)] = None
-    """Files, observations or episodes."""
+    """Number of files, observations or episodes."""
     result: Annotated[str, Column("result")] = "intact"
-    """intact, equal, or equal within what; of returns the verdict; differs."""
+    """intact, equal, or equal within a tolerance; the verdict on returns; differs."""
     detail: Annotated[str, Column("", optional=True)] = ""
-    """Where it differs, or the interval of a return."""
+    """First difference, or the interval of a return."""
 
 
 def held(check: str, policy: QuantizedPolicy, target: str, vectors: Golden, runtime: Runtime) -> VerifyRow:
-    """Compare what a runtime gives for golden vectors, and the actions that come of it, with the policy's own.
+    """Compare a runtime's results for golden vectors, and the resulting actions, with the policy's own.
 
     Args:
         check: Name of the check.
-        policy: Which decides how close results have to be.
-        target: Of the file, a key of TARGETS.
-        vectors: Of the policy in the arithmetic f32-rne.
-        runtime: Of the file.
+        policy: The policy, which determines the tolerance.
+        target: Target of the file, a key of TARGETS.
+        vectors: Vectors of the policy in the arithmetic f32-rne.
+        runtime: Runtime of the file.
 
     Returns:
-        The row; its detail says where results differ, or by how much another arithmetic differs from f32-rne.
+        The row; its detail locates differences, or measures the difference of another arithmetic from f32-rne.
     """
     observations, expected = vectors.observations, vectors.given
-    if not is_exact(policy, runtime.arithmetic):  # edges are where floats fall to one side or the other
+    if not is_exact(policy, runtime.arithmetic):  # at the edges, floats may round to either side
         observations, expected = (each[: len(each) - vectors.edges] for each in (observations, expected))
     predicted, detail = expected, ""
     if runtime.arithmetic not in ("f32-rne", "qdq"):
@@ -77,7 +77,7 @@ def held(check: str, policy: QuantizedPolicy, target: str, vectors: Golden, runt
 
 
 def _beside(policy: QuantizedPolicy, predicted: Array, got: Array) -> str:
-    """Return how far actions in TFLite Micro's arithmetic are from those of `predict`, in a clause."""
+    """Return a clause about the distance of actions in TFLite Micro's arithmetic from those of `predict`."""
     ours, theirs = (policy.head(each) if policy.head.is_discrete else each for each in (predicted, got))
     away = golden.first_difference(ours.reshape(len(ours), -1), theirs.reshape(len(ours), -1))
     if away is None:
@@ -87,20 +87,28 @@ def _beside(policy: QuantizedPolicy, predicted: Array, got: Array) -> str:
 
 
 def is_exact(policy: QuantizedPolicy, arithmetic: str) -> bool:
-    """Whether results have to be those of the reference, for all that lies between is integers."""
+    """Return whether results must equal those of the reference, because all arithmetic in between is integer."""
     return policy.spec.mode == "static" and arithmetic != "qdq"
 
 
 def compare(policy: QuantizedPolicy, expected: Array, got: Array, arithmetic: str) -> tuple[Difference | None, str]:
-    """(where a runtime's results [N, n] leave those that are expected, or None; the result in words).
+    """Return the first difference of a runtime's results [N, n] from the expected ones, or None, and the result in
+    words.
 
-    Integers have to be equal, except behind a tanh; if sums are of floats, or codes are chosen by such, nearly all rows
-    have to be close. Discrete actions have to be equal in any arithmetic.
+    Integers must be equal, except behind a tanh. If sums or the choice of codes use floats, nearly all rows must be
+    close. Discrete actions must be equal in any arithmetic.
+
+    Args:
+        policy: The policy.
+        expected: Expected results.
+        got: Results of the runtime.
+        arithmetic: Arithmetic of the runtime.
+
+    Raises:
+        QuarlError: The numbers of outputs differ.
     """
     if got.shape != expected.shape:
-        raise QuarlError(
-            f"the file gives {got.shape[1:]} numbers for an observation, {expected.shape[1:]} are expected"
-        )
+        raise QuarlError(f"the file returns {got.shape[1:]} numbers for an observation, expected {expected.shape[1:]}")
     if np.array_equal(expected, got):
         return None, "equal"
     span = max(float(np.ptp(expected)), 1.0)
@@ -116,8 +124,10 @@ def compare(policy: QuantizedPolicy, expected: Array, got: Array, arithmetic: st
 
 
 def _layer(policy: QuantizedPolicy, target: str, runtime: Runtime, observation: Array) -> str:
-    """Which layer is the first that the runtime computes otherwise, for one observation [1, *shape]: each is asked for
-    as the last of a file of its own."""
+    """Return the first layer that the runtime computes differently for one observation [1, *shape].
+
+    Each layer is tested as the last one of a separate file.
+    """
     with temporary_folder() as folder:
         for op in policy.linear:
             cut = _up_to(policy, op)
@@ -129,11 +139,11 @@ def _layer(policy: QuantizedPolicy, target: str, runtime: Runtime, observation: 
             got = runtimes.load(runtime.name, folder / targets.FILES[target]).run(observation)
             if compare(cut, vectors.given, got, runtime.arithmetic)[0] is not None:
                 return f"; first in layer {op.name!r}"
-    return f"; no layer differs in a file that {POLICY} is written to anew: this file is not that"
+    return f"; no layer differs in a new export of {POLICY}, so this file is another one"
 
 
 def _up_to(policy: QuantizedPolicy, last: Linear) -> QuantizedPolicy:
-    """The policy whose output is that of a layer, in float32."""
+    """Return the policy whose output is that of a layer, in float32."""
     needed, ops = {last.name}, list[Op]()
     for op in reversed(policy.ops):
         if op.name in needed:

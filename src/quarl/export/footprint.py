@@ -1,4 +1,4 @@
-"""What a policy takes of a small board, flash, RAM and instructions: counted where tools are here, else estimated."""
+"""Flash, RAM and instructions of a policy on a small board: counted if the tools are installed, otherwise estimated."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ from quarl.policy.graph import QuantizedPolicy, macs
 
 BOARD = "c-m4"
 CODE, DIVISION = 0.47, 1000
-"""Bytes of code for a letter of C, and of the compiler's 64-bit division; these and all below of gcc -O2, fitted to 24
-policies on a Cortex-M4."""
+"""Bytes of code per letter of C, and of the compiler's 64-bit division.
+
+These and the constants below are for gcc -O2, fitted to 24 policies on a Cortex-M4.
+"""
 FRAMES, WINDOW = 256, 96
-"""Bytes of the stack beside the buffers, and of convolutions more."""
+"""Bytes of the stack besides the buffers, and additional ones for convolutions."""
 CALL, ROW, REAL, LOOK_UP, MOVE = 3300, 64, 86, 12, 8
 """Instructions of an action, a requantized sum, a float32 operation, a number that is looked up or copied, and one of a
 convolution's window."""
 MAC = {4: 7.2, 8: 5.1}
-"""Of a product and its sum, by the bits of weights."""
+"""Instructions of a product and its sum, by the bits of weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """What a board has to have, in bytes, and what it has to do for an action."""
+    """Requirements of a policy on a board: memory in bytes, and the work of an action."""
 
     flash: int
     ram: int
@@ -41,16 +43,20 @@ class Footprint:
 
 
 def footprint(policy: QuantizedPolicy, target: str, file: Path | None = None) -> Footprint:
-    """What the policy takes as "c", or as "tflite" in TFLite Micro, whose own code comes beside the file.
+    """Return the requirements of a policy as "c", or as "tflite" in TFLite Micro, whose own code is not included.
 
-    UnsupportedError for other targets, and where the target cannot run the policy. QuarlError where TFLite Micro is not
-    installed, which alone knows how much memory it takes, or does not run it.
+    Args:
+        policy: The policy.
+        target: Target, "c" or "tflite".
+        file: File of the policy; None writes a temporary one.
 
-    file: of the policy; None: it is written for this.
+    Raises:
+        UnsupportedError: The target is another one, or cannot run the policy.
+        QuarlError: TFLite Micro, which alone can measure its memory, is not installed or does not run the policy.
     """
     work = sum(macs(policy).values())
     if target not in ("c", "tflite"):
-        raise UnsupportedError(f"{target} is for computers, which no footprint is computed of; use c or tflite")
+        raise UnsupportedError(f"footprints are computed for boards, not for {target}; use c or tflite")
     if file is None:
         with temporary_folder() as folder:
             file = folder / f"policy.{target}"

@@ -1,4 +1,4 @@
-"""Golden vectors: observations with all that a policy makes of them, by which any runtime can be held to it."""
+"""Golden vectors: observations with all results of a policy, to compare any runtime with it."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from quarl.policy.operators import OBSERVATION, Linear
 from quarl.quant.affine import quantize
 
 NUM_RECORDED = 256
-"""Observations of episodes that are recorded for them."""
+"""Number of observations from recorded episodes."""
 BATCH = 64
 BISECTIONS = 200
-"""Halvings after which two float32 numbers of any size lie side by side."""
+"""Halvings after which two float32 numbers of any size are adjacent."""
 CODES, OUTPUTS = "codes.", "outputs"
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Golden:
-    """N observations and what the reference makes of them."""
+    """N observations and the reference's results for them."""
 
     observations: Array
     """[N, *shape], raw, in the policy's dtype."""
     outputs: Array
-    """float32 [N, n]: the network's, which the action head reads."""
+    """Outputs of the network, float32 [N, n], which the action head reads."""
     given: Array
-    """float32 [N, m]: what an exported file gives: scores of discrete actions, else the action within its bounds."""
+    """Outputs of an exported file, float32 [N, m]: scores of discrete actions, or the action within its bounds."""
     codes: Mapping[str, Array]
-    """By value that has a grid, int8 or int16 [N, *shape]; empty but in static mode."""
+    """int8 or int16 codes [N, *shape] by value with a grid; empty except in static mode."""
     edges: int = 0
-    """How many of the last ones no episode met: they were chosen to be difficult."""
+    """Number of final observations that no episode met: they were chosen to be difficult."""
 
     def to_bytes(self) -> bytes:
-        """The .npz file, the same bytes for the same vectors."""
+        """Return the .npz file; equal vectors give equal bytes."""
         file = io.BytesIO()
         arrays: Any = {"observations": self.observations, "outputs": self.outputs, "given": self.given}
         arrays["edges"] = np.int64(self.edges)
@@ -54,18 +54,18 @@ class Golden:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where what a runtime gives leaves the golden vectors."""
+    """First difference of a runtime's results from the golden vectors."""
 
     observation: int
-    """Number of the first one."""
+    """Index of the first observation that differs."""
     number: int
-    """Of those that are given for it, the first that differs."""
+    """Index of the first output that differs for it."""
     expected: float
     given: float
     rows: int
-    """Observations that differ."""
+    """Number of observations that differ."""
     largest: float
-    """The largest difference of all."""
+    """Largest of all differences."""
 
     def __str__(self) -> str:
         return (
@@ -75,18 +75,28 @@ class Difference:
 
 
 def record(policy: QuantizedPolicy, observations: Array, arithmetic: str = "f32-rne") -> Golden:
-    """The golden vectors of observations [N, *shape] that the policy meets, and of those at their edges.
+    """Return the golden vectors of observations [N, *shape] that the policy meets, and of those at their edges.
 
-    QuarlError where it makes NaN or infinity of one.
+    Args:
+        policy: The policy.
+        observations: Raw observations.
+        arithmetic: Arithmetic of the reference.
 
-    arithmetic: of the reference that computes them.
+    Raises:
+        QuarlError: The policy returns NaN or infinity for one of them.
     """
     edges = _edges(policy, observations)
     return replace(computed(policy, np.concatenate([observations, edges]), arithmetic), edges=len(edges))
 
 
 def computed(policy: QuantizedPolicy, observations: Array, arithmetic: str = "f32-rne") -> Golden:
-    """The golden vectors of these observations alone."""
+    """Return the golden vectors of these observations alone.
+
+    Args:
+        policy: The policy.
+        observations: Raw observations.
+        arithmetic: Arithmetic of the reference.
+    """
     x = observations.astype(policy.observation_dtype)
     check_values(policy, x)
     engine = reference.load(policy, BATCH, arithmetic)
@@ -97,12 +107,12 @@ def computed(policy: QuantizedPolicy, observations: Array, arithmetic: str = "f3
 
 
 def given(policy: Policy, outputs: Array) -> Array:
-    """float32 [N, m]: what a file gives where the network's outputs are these [N, n]."""
+    """Return a file's outputs, float32 [N, m], for the network's outputs [N, n]."""
     return outputs if policy.head.is_discrete else policy.head(outputs).astype(np.float32).reshape(len(outputs), -1)
 
 
 def read(data: bytes, where: str) -> Golden:
-    """The inverse of `Golden.to_bytes`; QuarlError, beginning with `where`, for what is no such file."""
+    """Return the vectors that `Golden.to_bytes` wrote; raise QuarlError, beginning with `where`, for any other file."""
     arrays = read_npz(data, where)
     try:
         observations, outputs, given = (arrays.pop(name) for name in ("observations", "outputs", "given"))
@@ -117,7 +127,13 @@ def read(data: bytes, where: str) -> Golden:
 
 
 def first_difference(expected: Array, got: Array, tolerance: float = 0.0) -> Difference | None:
-    """Where [N, n] numbers first lie further than the tolerance from those that are expected; None where none do."""
+    """Return the first difference of [N, n] numbers from the expected ones beyond the tolerance; None if there is none.
+
+    Args:
+        expected: Expected numbers.
+        got: Numbers to compare.
+        tolerance: Largest accepted absolute difference.
+    """
     with np.errstate(invalid="ignore"):
         away = np.abs(expected.astype(np.float64) - got)
     wrong = ~(away <= tolerance)  # NaN, too
@@ -131,7 +147,7 @@ def first_difference(expected: Array, got: Array, tolerance: float = 0.0) -> Dif
 
 
 def _wanted(policy: QuantizedPolicy, values: Mapping[str, Array]) -> dict[str, Array]:
-    """The codes of a batch's values that have grids, and its outputs."""
+    """Return the codes of a batch's values that have grids, and its outputs."""
     codes = {
         name: quantize(values[name], grid.qparams).astype(np.int8 if grid.bits <= 8 else np.int16)
         for name, grid in policy.grids.items()
@@ -140,8 +156,11 @@ def _wanted(policy: QuantizedPolicy, values: Mapping[str, Array]) -> dict[str, A
 
 
 def _edges(policy: QuantizedPolicy, observations: Array) -> Array:
-    """Observations beside those that were met: the ends of what each number was, alone and together, twice as far, 0,
-    and where the first grid rounds to one side or the other."""
+    """Return observations at the edges of those that were met.
+
+    They are the ends of each number's range, alone and together, twice as far, 0, and the points at which the first
+    grid rounds to one side or the other.
+    """
     low, high = observations.min(axis=0), observations.max(axis=0)
     if policy.observation_dtype == "uint8":
         return np.stack([low, high, np.zeros_like(low), np.full_like(high, 255)])
@@ -155,8 +174,11 @@ def _edges(policy: QuantizedPolicy, observations: Array) -> Array:
 
 
 def _ties(policy: QuantizedPolicy, low: Array, high: Array) -> list[Array]:
-    """Two observations side by side in float32, on either side of a tie of the first grid in every number that moves;
-    none where that grid is not of the observation's own numbers."""
+    """Return two adjacent observations in float32 on either side of a tie of the first grid, in every number that
+    moves.
+
+    The list is empty if that grid does not cover the observation's own numbers.
+    """
     name = policy.linear[0].inputs[0]
     if (grid := policy.grids.get(name)) is None or shapes(policy)[name] != low.shape:
         return []
@@ -170,7 +192,7 @@ def _ties(policy: QuantizedPolicy, low: Array, high: Array) -> list[Array]:
 
     low, high = low.astype(np.float32), high.astype(np.float32)
     goal = codes((low + high) / 2)
-    rises = codes(high) > goal  # the tie lies above the middle; elsewhere the number does not move, or falls
+    rises = codes(high) > goal  # the tie is above the middle; other numbers do not move, or fall
     low = np.where(rises, (low + high) / 2, low)
     for _ in range(BISECTIONS):
         middle = low + (high - low) / 2

@@ -1,4 +1,4 @@
-"""What the numbers of an observation are: the place of each, its name where something names it, and what makes it."""
+"""Description of the numbers of an observation: the place of each, its name if it has one, and its source."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from quarl.errors import printable
 from quarl.policy.graph import Policy
 
 ROW = re.compile(r"\s*\|\s*(\d+)\s*\|\s*([^|]+?)\s*\|")
-"""Of the table of observations in the documentation of Gymnasium's environments: number and name."""
+"""Row in the table of observations in the documentation of Gymnasium's environments: number and name."""
 HEADING = re.compile(r"\s*\|\s*Num\s*\|\s*Observation\b")
 NAMED = dict.fromkeys(("TimeFeature", "TimeFeatureWrapper"), "remaining time, from 1 to 0")
-"""What wrappers append."""
+"""Names of the numbers that wrappers append."""
 MOST_NAMED = 256
-"""Numbers of an input that have an entry each; a larger one, an image, has one for all."""
+"""Numbers of an input up to which each has an entry; a larger one, such as an image, has a single entry."""
 Number = tuple[int, str, str]
-"""(how many side by side, name or nothing, what makes them)."""
+"""(how many side by side, name or "", source)."""
 
 
 def observed(policy: Policy, env: gymnasium.Env[Any, Any] | None) -> dict[str, Any]:
-    """`low`, `high` and `numbers` of the contract's observation.
+    """Return `low`, `high` and `numbers` of the contract's observation.
 
-    Bounds are a number where all have one, else a list, with null where there is none. An image has an entry for each
-    of its channels. env: where it is observed; None: what the policy itself knows is all there is.
+    Bounds are a number if they are all equal, otherwise a list; a missing bound is null. An image has an entry for each
+    of its channels. Without an `env`, only the policy's own knowledge is used.
     """
     low = high = None
     if env is not None and isinstance(space := env.observation_space, gymnasium.spaces.Box):
@@ -44,7 +44,7 @@ def observed(policy: Policy, env: gymnasium.Env[Any, Any] | None) -> dict[str, A
 
 
 def bounds(array: Any) -> Any:
-    """The bounds as JSON has them: one number where all are equal, None where there is none."""
+    """Return the bounds as JSON values: one number if they are all equal, None for a missing one."""
     flat = [float(number) if math.isfinite(number) else None for number in np.asarray(array, np.float64).reshape(-1)]
     return flat[0] if len(set(flat)) == 1 else flat
 
@@ -73,7 +73,8 @@ def _of_inputs(policy: Policy) -> list[Number]:
 
 
 def _made(env: gymnasium.Env[Any, Any], shape: tuple[int, ...]) -> list[Number]:
-    """Along the first axis of an observation, from the environment outwards; nothing where that does not add up."""
+    """Return the numbers along the first axis of an observation, from the environment outwards; empty if they do not
+    match."""
     layers = [env]
     while isinstance(layers[-1], gymnasium.Wrapper):
         layers.append(layers[-1].env)
@@ -85,7 +86,7 @@ def _made(env: gymnasium.Env[Any, Any], shape: tuple[int, ...]) -> list[Number]:
         if isinstance(layer, FrameStack):
             numbers = _stacked(numbers[: size // layer.num_frames], layer.num_frames)
         elif len(shape) > 1:
-            continue  # of images, only how they are stacked is told
+            continue  # for images, only the stacking is described
         elif kind in NAMED:  # it widens the space of what it wraps as well
             numbers = [*numbers[: size - 1], (1, NAMED[kind], kind)]
         elif size > len(numbers):
@@ -98,13 +99,13 @@ def _made(env: gymnasium.Env[Any, Any], shape: tuple[int, ...]) -> list[Number]:
 
 
 def _stacked(numbers: list[Number], frames: int) -> list[Number]:
-    """Those of several observations, the oldest first."""
+    """Return the numbers of several observations, the oldest first."""
     ages = [*(f"{age} steps earlier" for age in range(frames - 1, 1, -1)), "1 step earlier", "now"][-frames:]
     return [(count, f"{name}, {age}" if name else age, "FrameStack") for age in ages for count, name, _ in numbers]
 
 
 def _documented(env: gymnasium.Env[Any, Any]) -> list[str]:
-    """The names in the table of the environment's documentation where that has one for each number, else empty ones."""
+    """Return the names in the table of the environment's documentation; empty texts unless it names every number."""
     size = math.prod(env.observation_space.shape or (0,))
     named: list[str] | None = None
     for line in (type(env).__doc__ or "").splitlines():

@@ -1,9 +1,9 @@
 """A static policy as an .onnx file of float32 operators between QuantizeLinear and DequantizeLinear pairs.
 
-What compilers for accelerators read. Every runtime decides for itself which integers it makes of it, and adds in an
-order of its own, so that codes next to a rounding tie may fall to either side: the arithmetic "qdq" is held to the
-reference's by a tolerance. Few runtimes have QuantizeLinear for an observation of more than 8 bits: Mul, Round and Clip
-count its steps, and what its layers make of them is rounded before it becomes codes, the same everywhere.
+Compilers for accelerators read this form. Every runtime chooses its own integers for it and adds in its own order, so
+codes next to a rounding tie may fall to either side. Therefore the arithmetic "qdq" is compared with the reference's
+within a tolerance. Few runtimes have QuantizeLinear for an observation of more than 8 bits. Mul, Round and Clip count
+its steps instead, and the results of its layers are rounded before they become codes, the same everywhere.
 """
 
 from __future__ import annotations
@@ -24,35 +24,42 @@ from quarl.policy.operators import Linear, QuantizedTensor
 
 
 def write(policy: QuantizedPolicy, *, metadata: Mapping[str, str] | None = None) -> bytes:
-    """The .onnx file: "observation" [1, *shape] to "output" float32 [1, n], what `engines.onnx.write` gives if it acts.
+    """Return the .onnx file: "observation" [1, *shape] to "output" float32 [1, n], as `engines.onnx.write` returns if
+    it acts.
 
-    Weights are int8 codes, whatever their bits. UnsupportedError for policies that are not static, and for precisions
-    and operators that `engines.onnx.write` refuses. metadata: texts by name that the file carries along.
+    Weights are int8 codes, whatever their bits.
+
+    Args:
+        policy: The policy.
+        metadata: Texts by name to store in the file.
+
+    Raises:
+        UnsupportedError: The policy is not static, or `engines.onnx.write` refuses its precision or an operator.
     """
     if policy.spec.mode != "static" or policy.spec.activation_bits is None:
-        raise UnsupportedError("onnx-qdq is of static int8 policies: use mode static, or the target onnx")
+        raise UnsupportedError("onnx-qdq takes static int8 policies: use mode static, or the target onnx")
     refuse(policy)
     return _Pairs(policy, metadata).run(acts=True)
 
 
 class _Pairs(Translation):
-    """One policy on its way into a file, all of whose values are float32 tensors."""
+    """The translation of one policy into a file whose values are all float32 tensors."""
 
     def __init__(self, policy: QuantizedPolicy, metadata: Mapping[str, str] | None) -> None:
         super().__init__(policy, 1, metadata)
         self._readers = readers(policy)
         self._codes: dict[str, tuple[str, ActivationGrid]] = {}
-        """By tensor that lies on an int8 grid: its codes."""
+        """Codes by the tensor on an int8 grid."""
 
     def static_linear(self, op: Linear, weight: QuantizedTensor) -> str:
         name, scale = op.inputs[0], unit(weight, self.policy.grids[op.inputs[0]])
         source = self.policy.grids[name]
-        if op.name in self.final:  # sums of integers are exact in any order, and codes are not there to round them
+        if op.name in self.final:  # sums of integers are exact in any order, and no codes round them
             sums = self._product(op, weight, self.integers(name, source), np.ones(len(scale)))
             return self.affine(op, sums, scale.astype(np.float32))
         grid = self.policy.grids[op.name]
         steps, multiplier = requantisation(op, weight, source, grid)
-        if source.bits > 8:  # no kernel has integers for these: sums and rounding are the reference's
+        if source.bits > 8:  # no integer kernel exists for these: sums and rounding are the reference's
             factor = self.file.constant(multiplier, f"{op.name}.multiplier")
             product = self.file.node("Mul", self.wide_sums(op, weight, source, steps), factor)
             return self._pair(self.file.node("Round", product), grid, 1.0)
@@ -72,7 +79,7 @@ class _Pairs(Translation):
         return self.file.node("DequantizeLinear", codes, *self._grid(grid, 1.0))
 
     def on(self, tensor: str, grid: ActivationGrid) -> str:
-        """The tensor's numbers moved to the nearest points of the grid."""
+        """Return the tensor's numbers moved to the nearest levels of the grid."""
         if grid.bits > 8:
             return self.file.node("Mul", self.counted(tensor, grid), self.file.number(grid.scale))
         if tensor in self._codes and self._codes[tensor][1] == grid:
@@ -80,7 +87,7 @@ class _Pairs(Translation):
         return self._pair(tensor, grid, grid.scale)
 
     def _pair(self, tensor: str, grid: ActivationGrid, scale: float) -> str:
-        """What the codes stand for of numbers that count `scale` for each."""
+        """Return the real values of the codes of a tensor that counts `scale` per step."""
         codes = self.file.node("QuantizeLinear", tensor, *self._grid(grid, scale))
         moved = self.file.node("DequantizeLinear", codes, *self._grid(grid, grid.scale))
         self._codes[moved] = codes, grid
@@ -96,13 +103,13 @@ class _Pairs(Translation):
         return self.file.node("Gemm", x, codes, *bias, transB=1)
 
     def _rectified(self, op: Linear, grid: ActivationGrid) -> bool:
-        """Whether a ReLU alone reads the layer, and gives codes of the same grid: then one pair behind both will do."""
+        """Return whether only a ReLU with the same grid reads the layer: then one pair behind both is enough."""
         match self._readers[op.name]:
             case [operators.Activation(kind="relu", name=name)]:
                 return self.policy.grids.get(name) == grid
         return False
 
     def _dequantized(self, codes: str, scale: Array, dtype: Any) -> str:
-        """What constant codes stand for, by channel."""
+        """Return the real values of constant codes, by channel."""
         scales, zeros = self.file.constant(scale.astype(np.float32), f"{codes}.scale"), np.zeros(len(scale), dtype)
         return self.file.node("DequantizeLinear", codes, scales, self.file.constant(zeros), axis=0)

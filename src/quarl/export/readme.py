@@ -1,4 +1,4 @@
-"""How to call an exported file, in a page beside it."""
+"""Page beside an exported file about calling it."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def readme(contract: Mapping[str, Any], file: str) -> str:
         )
     return f"""# {source["algo"] or "A policy"} on {where}, {contract["precision"]} {contract["mode"]}
 
-`{file}` takes one raw observation, {observation["dtype"]} [{shape}], {observation["layout"]}{made}. Nothing is to be
-normalised, scaled or clipped before it. Its numbers are named in `contract.json`. NaN: {observation["nan"]}.
+`{file}` takes one raw observation, {observation["dtype"]} [{shape}], {observation["layout"]}{made}. Do not
+normalize, scale or clip it first. Its numbers are named in `contract.json`. NaN: {observation["nan"]}.
 
 {"; ".join(filter(None, (gives, outside(contract["environment"]["wrappers"]))))}.
 

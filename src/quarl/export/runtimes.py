@@ -1,4 +1,4 @@
-"""Runtimes that exported files are for: raw observations in, what the file gives out, one row at a time."""
+"""Runtimes for exported files: raw observations in, outputs of the file out, one row at a time."""
 
 from __future__ import annotations
 
@@ -26,50 +26,50 @@ from quarl.processes.muted import muted
 from quarl.quant.spec import QuantSpec
 
 ARENA = 2**24
-"""Bytes that TFLite Micro may take here; `arena` says how many it does."""
+"""Bytes that TFLite Micro may use here; `arena` measures its real usage."""
 LIMIT_S = 60.0
-"""Seconds for a runtime to load a file of a stranger, and for each of its rows."""
+"""Seconds for a runtime to load an untrusted file, and for each of its rows."""
 
 
 class Runtime(Protocol):
     """A file that is ready to run."""
 
     name: str
-    """One of RUNTIMES."""
+    """Name of the runtime, one of RUNTIMES."""
     arithmetic: str
-    """What its results are compared with: "f32-rne", "q31-double" or "qdq"."""
+    """Arithmetic of the expected results: "f32-rne", "q31-double" or "qdq"."""
     version: str
 
     def run(self, observations: Array) -> Array:
-        """float32 [B, n]: what the file gives for raw observations [B, *shape], each row on its own.
+        """Return the file's outputs, float32 [B, n], for raw observations [B, *shape], each row on its own.
 
-        QuarlError where the runtime refuses them.
+        Raises QuarlError if the runtime refuses them.
         """
         ...
 
 
 Row = Callable[[Array], Any]
-"""What the file gives, of any shape, for one observation [1, *shape]."""
+"""Function from one observation [1, *shape] to the file's output, of any shape."""
 
 
 class Kind(NamedTuple):
-    """How a runtime is had."""
+    """Installation and use of a runtime."""
 
     suffixes: tuple[str, ...]
-    """Of the files that it runs."""
+    """Suffixes of the files that it runs."""
     module: str
-    """What has to be installed for it, as it is imported."""
+    """Module that must be installed, by import name."""
     fix: str
-    """The line that installs it."""
+    """Command that installs it."""
     load: str
-    """Module and function, with a colon between, that make a Runtime of (name, path)."""
+    """Module and function, with a colon between, that create a Runtime from (name, path)."""
     runs: str = ""
-    """What it runs of such files, where that is not all."""
+    """Supported subset of such files, if it does not run all."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowByRow:
-    """A Runtime made of a function of one row."""
+    """A Runtime based on a function of one row."""
 
     name: str
     arithmetic: str
@@ -77,7 +77,7 @@ class RowByRow:
     row: Row
 
     def run(self, observations: Array) -> Array:
-        """float32 [B, n] of raw observations [B, *shape]."""
+        """Return float32 [B, n] for raw observations [B, *shape]."""
         with _refusals(f"{self.name} does not run the file"):
             return np.stack([np.array(self.row(x[None]), np.float32).reshape(-1) for x in np.asarray(observations)])
 
@@ -88,8 +88,8 @@ def apart(name: str, file: Path, spec: QuantSpec | None = None, *about: object) 
     Args:
         name: A key of RUNTIMES.
         file: An exported file, not C.
-        spec: Of the policy in it; None if unknown.
-        about: What `load` wants to know of C, which never comes here.
+        spec: Spec of the policy in it; None if unknown.
+        about: Further arguments of `load` for C, which are ignored here.
 
     Returns:
         The file, ready to run; the process ends with it.
@@ -119,7 +119,7 @@ def apart(name: str, file: Path, spec: QuantSpec | None = None, *about: object) 
 
 
 def _serve(about: tuple[str, Path, QuantSpec | None], link: Connection) -> None:
-    """Run a file in a child process: answer each row that comes with what the file gives."""
+    """Run a file in a child process: answer each received row with the file's output."""
     name, file, spec = about
     sound(file)
     runtime = load(name, file, spec)
@@ -129,9 +129,9 @@ def _serve(about: tuple[str, Path, QuantSpec | None], link: Connection) -> None:
 
 
 def sound(file: Path) -> None:
-    """Raise QuarlError unless a .tflite or .onnx file is well-formed, has one input and an operator, and is whole.
+    """Raise QuarlError unless a .tflite or .onnx file is well-formed, has one input and an operator, and is complete.
 
-    Of a .tflite file LiteRT verifies the flatbuffer; an .onnx file may not name data in other files.
+    LiteRT verifies the flatbuffer of a .tflite file; an .onnx file may not name data in other files.
     """
     content = file.read_bytes()
     with _refusals(f"{file.name} is not a policy"):
@@ -160,14 +160,14 @@ def load(
     head: ActionHead | None = None,
     edited: QuantizedPolicy | None = None,
 ) -> Runtime:
-    """Load the file into the runtime `name`, in this process: `apart` is for files of strangers.
+    """Load the file into the runtime `name`, in this process; use `apart` for untrusted files.
 
     Args:
         name: A key of RUNTIMES.
         file: An exported file.
-        spec: Of the policy in it; None if unknown.
-        head: Of that policy: actions that C chooses itself are held to it. None trusts them.
-        edited: That policy, if C is to be compiled as it is, whoever wrote it; None takes it apart first.
+        spec: Spec of the policy in it; None if unknown.
+        head: Head of that policy, with which actions that C chooses itself are compared. None trusts them.
+        edited: That policy, if C is to be compiled as it is, whatever its origin; None parses it first.
 
     Returns:
         The file, ready to run.
@@ -183,19 +183,19 @@ def load(
 
 
 def kind_of(name: str, file: Path, spec: QuantSpec | None = None) -> Kind:
-    """Return how the runtime is had that is to run the file.
+    """Return the installation and use of the runtime that is to run the file.
 
     Args:
         name: A key of RUNTIMES.
         file: An exported file.
-        spec: Of the policy in it; None if unknown.
+        spec: Spec of the policy in it; None if unknown.
 
     Raises:
-        MissingPackageError: If the runtime is not installed; names the line that installs it.
+        MissingPackageError: If the runtime is not installed; names the command that installs it.
         UnsupportedError: If it runs other kinds of files or lacks the precision; names the target that has it.
     """
     if (kind := RUNTIMES.get(name)) is None:
-        raise QuarlError(f"no runtime {name!r}; choose of {', '.join(RUNTIMES)}{did_you_mean(name, RUNTIMES)}")
+        raise QuarlError(f"unknown runtime {name!r}; choose one of {', '.join(RUNTIMES)}{did_you_mean(name, RUNTIMES)}")
     if file.suffix.lower() not in kind.suffixes:
         raise UnsupportedError(f"{name} runs {' and '.join(kind.suffixes)} files, not {file.name}")
     if spec is not None:
@@ -208,7 +208,7 @@ def kind_of(name: str, file: Path, spec: QuantSpec | None = None) -> Kind:
             )
         if name == "openvino" and spec.mode == "dynamic" and spec.weight_bits and spec.activation_bits:
             raise UnsupportedError(f"openvino runs static integers, not {spec.in_words}: export it with --mode static")
-    # openvino's import would otherwise report over the network that it is used, from a thread that outlives the run
+    # openvino's import would otherwise report its use over the network, from a thread that outlives the run
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # None: it cannot be imported
     try:
         importlib.import_module(kind.module)
@@ -216,14 +216,14 @@ def kind_of(name: str, file: Path, spec: QuantSpec | None = None) -> Kind:
         raise MissingPackageError(f"runtime {name} is not installed: {kind.fix}") from None
     if name == "openvino" and spec is not None and spec.float_type is None and openvino_saturates():
         raise UnsupportedError(
-            "openvino acts otherwise on this processor: without VNNI it adds in 16 bits, which saturate; verify its "
-            "files where there is VNNI, and use litert or ort here"
+            "openvino computes other actions on this processor: without VNNI it adds in 16 bits, which saturate; "
+            "verify its files on a processor with VNNI, and use litert or ort here"
         )
     return kind
 
 
 def for_file(file: Path) -> list[str]:
-    """The names of the runtimes that run files of its suffix, whether or not they are installed."""
+    """Return the names of the runtimes that run files of its suffix, installed or not."""
     return [name for name, kind in RUNTIMES.items() if file.suffix.lower() in kind.suffixes]
 
 
@@ -248,17 +248,18 @@ def _ort(name: str, file: Path) -> RowByRow:
 
 
 def openvino_saturates() -> bool:
-    """Whether its integer kernels add pairs of products in 16 bits here, as on processors with AVX2 and no VNNI."""
+    """Return whether its integer kernels add pairs of products in 16 bits here, as on processors with AVX2 and no
+    VNNI."""
     sets = set(machine.instruction_sets())
     return "avx2" in sets and sets.isdisjoint(machine.INT8_DOT)
 
 
 def _openvino(name: str, file: Path) -> RowByRow:
-    """With its hint for accuracy: else it computes in bfloat16 where the processor can, and quantizes once more, in
-    groups of its own, what 4-bit weights are multiplied by; other actions come of either.
+    """Load a file into OpenVINO with its hint for accuracy.
 
-    It makes QuantizeLinear and DequantizeLinear pairs of every file: it adds a grid's zero point before it rounds, so
-    that a sum within some 1e-5 of a rounding tie may fall to either side.
+    Without the hint it computes in bfloat16 if the processor can, and quantizes the inputs of 4-bit weights once more,
+    in groups of its own. Both change actions. It turns every file into QuantizeLinear and DequantizeLinear pairs. It
+    adds a grid's zero point before it rounds, so a sum within some 1e-5 of a rounding tie may fall to either side.
     """
     import openvino
 
@@ -276,7 +277,7 @@ def _tract(name: str, file: Path) -> RowByRow:
 
 
 def _tflm(name: str, file: Path) -> RowByRow:
-    """TFLite Micro's reference kernels, as its Python package has them."""
+    """Load a file into TFLite Micro's reference kernels, as in its Python package."""
     interpreter = _micro(file)
 
     def row(x: Array) -> Any:
@@ -288,9 +289,9 @@ def _tflm(name: str, file: Path) -> RowByRow:
 
 
 def arena(file: Path, spec: QuantSpec | None = None) -> int:
-    """Bytes of memory that TFLite Micro takes for the .tflite file, its constants not counted.
+    """Return the bytes of memory that TFLite Micro uses for the .tflite file, without its constants.
 
-    Measured in its Python package, of 64-bit pointers: boards need less. QuarlError as of `load`.
+    They are measured in its Python package, with 64-bit pointers: boards need less. Raises QuarlError as `load`.
     """
     load("tflm", file, spec)
     with muted((2,)) as said:
@@ -325,11 +326,11 @@ RUNTIMES: Mapping[str, Kind] = {
         for name in ("c", "c-aarch64", "c-m4", "c-m0")
     },
 }
-"""By name: what runs an exported file."""
+"""Runtimes of exported files by name."""
 
 
 def _onnx_arithmetic(content: bytes) -> str:
-    """Only files of the target onnx-qdq widen codes to what they stand for."""
+    """Return the arithmetic of a file; only files of the target onnx-qdq widen codes to real numbers."""
     return "qdq" if b"DequantizeLinear" in content else "f32-rne"
 
 
@@ -339,14 +340,14 @@ def _version(package: str) -> str:
 
 @contextlib.contextmanager
 def _refusals(what: str, runs: str = "") -> Iterator[None]:
-    """Makes one line of what a runtime raises inside, while what it prints to stderr is kept from it."""
+    """Turn a runtime's exception inside the block into one line; its output to stderr is hidden."""
     with muted((2,)) as said:
         try:
             yield
         except QuarlError:
             raise
-        except Exception as error:  # of another library: of any kind
-            # TFLite Micro raises that something failed, and prints what; others print more than is asked for.
+        except Exception as error:  # other libraries raise any kind
+            # TFLite Micro raises a general error and prints the cause; others print more than necessary.
             printed = said().strip().splitlines() if type(error) is RuntimeError else []
             reason = printed[0].strip() if printed else first_line(error)
             raise QuarlError("; ".join(filter(None, (f"{what}: {reason}", runs)))) from None

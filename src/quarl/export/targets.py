@@ -1,4 +1,4 @@
-"""What a policy can be exported to, and who writes the file of each target."""
+"""Targets of an export, and the writers of their files."""
 
 from __future__ import annotations
 
@@ -9,20 +9,27 @@ from quarl.export.golden import Golden
 from quarl.policy.graph import QuantizedPolicy
 
 TARGETS = ("tflite", "onnx", "onnx-qdq", "c")
-"""What a policy can be exported to."""
+"""All targets of an export."""
 STATIC = ("onnx-qdq", "c")
-"""Targets whose activations lie on grids that are calibrated beforehand."""
+"""Targets whose activations are on grids that are calibrated beforehand."""
 FILES = {"tflite": "policy.tflite", "onnx": "policy.onnx", "onnx-qdq": "policy.onnx", "c": "policy.c"}
-"""By target, the file that runtimes run."""
+"""File that runtimes run, by target."""
 WRITERS = {"tflite": "quarl.engines.litert", "onnx": "quarl.engines.onnx", "onnx-qdq": "quarl.export.qdq"}
 METADATA = "quarl.contract"
-"""What the contract inside is called, where a file names its texts."""
+"""Key of the contract inside a file that names its texts."""
 
 
 def write(policy: QuantizedPolicy, target: str, inner: str, vectors: Golden) -> dict[str, bytes]:
-    """The files of the target by name, with the contract `inner` in them.
+    """Return the files of the target by name, with the contract `inner` in them.
 
-    UnsupportedError for precisions and operators that the target has no form for.
+    Args:
+        policy: The policy.
+        target: Runtime or language, one of TARGETS.
+        inner: Short form of the contract.
+        vectors: Golden vectors, for the self-test of "c".
+
+    Raises:
+        UnsupportedError: The target does not support the precision or an operator.
     """
     if target == "c":
         files: dict[str, bytes] = importlib.import_module("quarl.export.c").write(policy, inner, vectors)

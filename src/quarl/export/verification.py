@@ -1,4 +1,4 @@
-"""Whether what lies in a folder of `quarl export`, or in a file of one, is what was written, and acts as it is to."""
+"""Checks that a folder of `quarl export`, or a file of one, is unchanged and acts like the policy."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from quarl.quant.spec import EXACT
 from quarl.readers import load
 
 CODE = {"policy.h", "policy_selftest.c", *targets.FILES.values()}
-"""Files that one target or another writes, beside those that all folders have."""
+"""Files that only some targets write, besides those in all folders."""
 AGAIN = "export the policy again, or give --edited to compile and run it as it is"
 EMULATED = ("c-aarch64", "c-m4", "c-m0")
-"""Runtimes of other processors: slow, and held to their results where they are asked for."""
+"""Runtimes of other processors: slow, and only checked on request."""
 
 
 class Loaded:
-    """A Runtime as an engine of one observation a call."""
+    """A Runtime as an engine for one observation per call."""
 
     measured = True
     batch = 1
@@ -49,19 +49,20 @@ class Loaded:
 
 
 def opened(file: Path) -> tuple[Exported, Loaded]:
-    """What an exported file says of its policy, and the file in the first of its runtimes; QuarlError if damaged."""
+    """Return the policy in an exported file's contract, and the file in the first of its runtimes; QuarlError if
+    damaged."""
     inside = contract.read(_read(file), str(file))
     policy = contract.policy_of(inside, str(file))
-    if file.suffix.lower() != ".c":  # which is taken apart before it is compiled
+    if file.suffix.lower() != ".c":  # C is parsed before it is compiled
         runtimes.sound(file)
     return policy, Loaded(runtimes.load(runtimes.for_file(file)[0], file, head=policy.head), file)
 
 
 def verified(policy: QuantizedPolicy, target: str, vectors: Golden, file: Path) -> list[dict[str, Any]]:
-    """What contract.json says of the runtimes that are installed here: what each makes of the golden vectors."""
+    """Return the entries of contract.json about the installed runtimes: their results for the golden vectors."""
     said = []
     for name in runtimes.for_file(file):
-        with contextlib.suppress(QuarlError):  # it is not installed, or refuses the file, as `verify` says
+        with contextlib.suppress(QuarlError):  # it is not installed, or refuses the file, as `verify` reports
             if name not in EMULATED:
                 row = held("golden vectors", policy, target, vectors, runtimes.load(name, file, head=policy.head))
                 said.append({k: v for k, v in asdict(row).items() if k in VERIFIED} | {"vectors": row.count})
@@ -69,7 +70,7 @@ def verified(policy: QuantizedPolicy, target: str, vectors: Golden, file: Path) 
 
 
 VERIFIED = ("runtime", "version", "arithmetic", "result", "detail")
-"""What the contract says of a runtime, with the number of vectors."""
+"""Fields of a row in the contract's entry of a runtime, besides the number of vectors."""
 
 
 def verify(
@@ -85,24 +86,24 @@ def verify(
 ) -> Iterator[VerifyRow | str]:
     """Check a folder that `quarl export` wrote, or one of its files.
 
-    Code is compiled and run only if this version of QuaRL writes the very same, or with `edited`.
+    Code is compiled and run only if this version of QuaRL writes exactly the same, or with `edited`.
 
     Args:
         path: The folder or file.
         names: Runtimes; all that are installed if empty.
         agent: The file that was exported; None looks for its name in the folder and beside it.
-        episodes: Of each return; 0 plays none.
+        episodes: Episodes of each return; 0 plays none.
         env_id: Environment in place of the contract's.
-        margin_pct: Loss of return, in percent of fp32's, that is still acceptable.
-        seed: Of episodes and resampling.
-        edited: Run the folder's file as it is, whoever wrote it.
+        margin_pct: Acceptable loss of return, in percent of fp32's.
+        seed: Seed of episodes and resampling.
+        edited: Run the folder's file as it is, whatever its origin.
 
     Yields:
-        A row for each check, or why one was left out.
+        A row for each check, or the reason for leaving one out.
 
     Raises:
-        QuarlError: If anything is not as it was written, a named runtime is missing, or nothing could run the file and
-            it could not be written again to be compared.
+        QuarlError: If anything has changed, a named runtime is missing, or no runtime could run the file and it could
+            not be compared with a new export.
     """
     folder = path if path.is_dir() else None
     policy = vectors = fresh = None
@@ -112,7 +113,7 @@ def verify(
             raise QuarlError(f"--edited requires the folder of {path.name}, with its contract and golden vectors")
         exported = contract.policy_of(contract.read(_read(path), str(path)), str(path))
         yield VerifyRow(check="contract", count=1)
-        yield "left out for want of the folder: the sha256 of its files, golden vectors, rollout, return against fp32"
+        yield "left out, because they need the folder: sha256 of files, golden vectors, rollout, return against fp32"
     else:
         yield VerifyRow(check="sha256", count=_check_sums(folder, edited))
         full = read_document(folder / CONTRACT)
@@ -127,7 +128,7 @@ def verify(
             regenerated = yield from _regenerated(path, full, policy, vectors)
     home = in_environment(exported, env_id)[1]
     if home is None:
-        yield "left out for want of an environment: rollout and return; name one with --env"
+        yield "left out, because they need an environment: rollout and return; name one with --env"
     elif policy is not None:
         recorded: Any = {"num": golden.NUM_RECORDED, "min_episodes": 3, "environment": home_of(policy, env_id)}
         fresh = golden.computed(policy, record(policy, "fidelity", seed=seed + 1, **recorded))
@@ -160,7 +161,7 @@ def verify(
         ran |= policy is not None or bool(home is not None and episodes)
     if not (ran or regenerated):
         raise QuarlError(
-            f"{path} was neither run nor compared with what quarl export writes: verify its folder, install a runtime "
+            f"{path} was neither run nor compared with a new export: verify its folder, install a runtime "
             f"({', '.join(runtimes.for_file(path))}), or name an environment with --env"
         )
 
@@ -178,12 +179,12 @@ def _regenerated(
 
 
 def _return(policy: QuantizedPolicy, engine: Any, episodes: int, seed: int, home: Environment) -> Array:
-    """Returns [episodes] of the greedy actions."""
+    """Return the returns [episodes] of the greedy actions."""
     return evaluate(policy, engine=engine, episodes=episodes, seed=seed, env=home, stochastic=False).returns
 
 
 def _judged(runtime: Runtime, played: Array, baseline: Array | None, margin_pct: float, seed: int) -> VerifyRow:
-    """The row of a runtime's returns, against those of the same episodes in fp32 where these are there."""
+    """Return the row of a runtime's returns, compared with those of the same episodes in fp32 if they exist."""
     about: dict[str, Any] = {"runtime": runtime.name, "version": runtime.version, "count": len(played)}
     if baseline is None:
         summary = stats.summary(played, np.random.default_rng(seed))
@@ -195,7 +196,7 @@ def _judged(runtime: Runtime, played: Array, baseline: Array | None, margin_pct:
 
 
 def _verdict(before: Array, after: Array, margin_pct: float, seed: int) -> tuple[str, str]:
-    """The verdict on paired returns, and the interval that it is of, in words."""
+    """Return the verdict on paired returns, and its interval in words."""
     verdict = stats.verdict(before, after, margin_pct, np.random.default_rng(seed))
     ends = formats.interval(verdict.difference.low, verdict.difference.high)
     return verdict.verdict, f"95 % interval of the difference {ends}, margin {margin_pct:g} %"
@@ -204,9 +205,17 @@ def _verdict(before: Array, after: Array, margin_pct: float, seed: int) -> tuple
 def judged(
     before: Policy, after: QuantizedPolicy, *, episodes: int, seed: int, environment: Environment | None
 ) -> Iterator[str]:
-    """Yield the loss of return from `before` to `after` in a line, or why it is not measured."""
+    """Yield the loss of return from `before` to `after` in a line, or the reason for not measuring it.
+
+    Args:
+        before: The policy before.
+        after: The quantized policy.
+        episodes: Number of episodes.
+        seed: Seed of the episodes.
+        environment: Environment to play in; None measures nothing.
+    """
     if environment is None:
-        yield "its return is not measured: no environment is named"
+        yield "its return is not measured: no environment is given"
         return
     exact = before if isinstance(before, QuantizedPolicy) else quantize(before, EXACT)
     try:
@@ -222,17 +231,17 @@ def judged(
 
 
 def _check_sums(folder: Path, edited: bool) -> int:
-    """Return the number of files whose sha256 is that of SHA256SUMS; raise QuarlError for one whose is not.
+    """Return the number of files that match their sha256 in SHA256SUMS; raise QuarlError for one that does not.
 
-    Edited code is not compared. Files that `quarl export` writes have to be listed.
+    Edited code is not compared. Files that `quarl export` writes must be listed.
     """
     text = _read(folder / SUMS).decode("ascii", "replace")
     sums = {name: digest for digest, name in re.findall(r"([0-9a-f]{64})  ([\w.-]+)\n", text)}
     whole = "".join(f"{digest}  {name}\n" for name, digest in sums.items())
     if text != whole or not {CONTRACT, GOLDEN, POLICY} <= set(sums):
-        raise QuarlError(f"{folder / SUMS} is damaged: it is not a line for each file; export the policy again")
+        raise QuarlError(f"{folder / SUMS} is damaged: it needs one line per file; export the policy again")
     if unlisted := [name for name in sorted(CODE) if name not in sums and os.path.lexists(folder / name)]:
-        raise QuarlError(f"{folder / unlisted[0]} is not of this export: {SUMS} does not list it; remove it")
+        raise QuarlError(f"{folder / unlisted[0]} does not belong to this export: {SUMS} does not list it; remove it")
     for name, digest in sums.items():
         if not (edited and name in CODE) and contract.sha256(_read(folder / name)) != digest:
             raise QuarlError(
@@ -243,7 +252,7 @@ def _check_sums(folder: Path, edited: bool) -> int:
 
 
 def _check_files(folder: Path, full: dict[str, Any], policy: QuantizedPolicy, vectors: Golden) -> int:
-    """Return the number of files of the target, which have to be, byte for byte, what it writes of the policy."""
+    """Return the number of the target's files, which must equal, byte for byte, the files written from the policy."""
     with reading(folder):
         files = targets.write(policy, full["target"], contract.inner(full), vectors)
     for name, content in files.items():
@@ -255,19 +264,19 @@ def _check_files(folder: Path, full: dict[str, Any], policy: QuantizedPolicy, ve
 def _sources(folder: Path, full: dict[str, Any], edited: bool) -> tuple[QuantizedPolicy, Golden]:
     """Return the folder's policy and golden vectors; raise QuarlError if they differ from the contract or each other.
 
-    A folder of another version of QuaRL can only be `edited`: what that writes is not known here.
+    A folder of another version of QuaRL can only be `edited`, because its files are unknown here.
     """
     version = full.get("quarl")
     if version != __version__ and not edited:
         raise QuarlError(
-            f"{folder} was exported by quarl {str(version)[:40]}, this is {__version__}: verify it with that version, "
+            f"{folder} was exported by quarl {str(version)[:40]}, not {__version__}: verify it with that version, "
             f"or {AGAIN}"
         )
     policy = artifact.read(folder / POLICY)
     if not isinstance(policy, QuantizedPolicy) or contract.digests(policy) != full.get("sha256"):
-        raise QuarlError(f"weights or grids of {folder / POLICY} are not those of {CONTRACT}: export the policy again")
+        raise QuarlError(f"weights or grids of {folder / POLICY} differ from {CONTRACT}: export the policy again")
     if (key := next(contract.differences(policy, full), None)) is not None:
-        raise QuarlError(f"{folder / CONTRACT} is not that of {POLICY}, in {key!r}: export the policy again")
+        raise QuarlError(f"{folder / CONTRACT} differs from {POLICY} in {key!r}: export the policy again")
     vectors = golden.read(_read(folder / GOLDEN), str(folder / GOLDEN))
     if vectors.observations.shape[1:] != policy.observation_shape or vectors.observations.dtype.kind not in "fu":
         raise QuarlError(
@@ -285,19 +294,19 @@ def _sources(folder: Path, full: dict[str, Any], edited: bool) -> tuple[Quantize
 
 
 def _source(folder: Path, full: dict[str, Any], agent: Path | None) -> QuantizedPolicy:
-    """The agent that was exported, in float32 where its file is; QuarlError where that is not there, or is another."""
+    """Return the exported agent, in float32 if its file is; raise QuarlError if the file is missing or another one."""
     name = Path(str(full["source"]["file"])).name
     file = agent or next((f for f in (folder / name, folder.parent / name) if f.is_file()), None)
     if file is None:
         raise QuarlError(f"its agent {name!r} is not beside {folder}: name it with --agent")
     if contract.sha256(_read(file)) != full["source"]["sha256"]:
-        raise QuarlError(f"{file} is not what was exported, or has changed since")
+        raise QuarlError(f"{file} was not exported here, or has changed since")
     policy = load.read(file)
     return policy if isinstance(policy, QuantizedPolicy) else quantize(policy, EXACT)
 
 
 def read_document(file: Path) -> dict[str, Any]:
-    """The JSON object in a file; QuarlError where there is none."""
+    """Return the JSON object in a file; raise QuarlError if there is none."""
     return read_json(_read(file), str(file))
 
 

@@ -1,4 +1,4 @@
-"""A static policy as integer-only C99: no heap, no float operation on the way, nothing but <stdint.h>."""
+"""A static policy as integer-only C99: no heap, no float operations, no include but <stdint.h>."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["check", "write"]
 
 SELFTEST_VECTORS = 64
 SELFTEST_NUMBERS = 2**16
-"""Of all observations in policy_selftest.c: of images there are fewer vectors."""
+"""Largest number of values in the observations of policy_selftest.c: images have fewer vectors."""
 SELFTEST = """#include "policy.h"
 
 {tables}
@@ -37,10 +37,15 @@ int main(void) {{ return policy_selftest(); }}
 
 
 def write(policy: QuantizedPolicy, comment: str, golden: Golden) -> dict[str, bytes]:
-    """policy.h, policy.c and policy_selftest.c, by name.
+    """Return policy.h, policy.c and policy_selftest.c by name.
 
-    comment: what policy.c begins with; in JSON, since asterisks are escaped. golden: where the self-test's vectors are
-    from. UnsupportedError where the policy is not in static integers of at most 8 bits, or C lacks a kernel.
+    Args:
+        policy: The policy.
+        comment: First comment of policy.c; it must be JSON, since asterisks are escaped.
+        golden: Source of the self-test's vectors.
+
+    Raises:
+        UnsupportedError: The policy is not in static integers of at most 8 bits, or C lacks a kernel.
     """
     program = Lowering(policy).program(comment.replace("*", "\\u002a").replace("??", "?\\u003f"))
     program.validate()
@@ -53,7 +58,8 @@ def write(policy: QuantizedPolicy, comment: str, golden: Golden) -> dict[str, by
 
 
 def _selftest(program: Program, golden: Golden) -> str:
-    """With vectors from all of the golden ones; whose numbers are finite, as it compares what comes of them."""
+    """Return policy_selftest.c with evenly spaced golden vectors; only finite ones are usable, as it compares their
+    results."""
     rows = golden.observations.reshape(len(golden.observations), -1)
     usable = np.flatnonzero(np.isfinite(rows).all(axis=1))
     count = max(1, min(SELFTEST_VECTORS, SELFTEST_NUMBERS // program.observation, len(usable)))

@@ -27,24 +27,24 @@ from quarl.policy.graph import ActionHead, QuantizedPolicy
 STRICT = "-std=c99 -Wall -Wextra -Werror -pedantic"
 BARE = "-mthumb -O2 -fno-tree-loop-distribute-patterns"
 LAYOUT = "-nostdlib -Wl,--section-start=.vectors=0,-Ttext=0x40,-Tdata=0x20000000,-Tbss=0x20000000,-e,0x40 -lgcc"
-"""Of the machine mps2-an386: code from 0 on, numbers from 0x20000000 on, the stack from 4 MB above that."""
+"""Memory of the machine mps2-an386: code from 0 on, data from 0x20000000 on, the stack from 4 MB above that."""
 QEMU = "qemu-system-arm -M mps2-an386 -display none -monitor none -serial none -icount shift=0"
 QEMU += " -semihosting-config enable=on,target=native -kernel ./policy"
 INSTRUCTIONS = 40
-"""In a tick of that machine's clock: 25 MHz, where an instruction counts as a nanosecond."""
+"""Instructions per tick of that machine's clock: 25 MHz, with an instruction per nanosecond."""
 LONGEST = 600.0
-"""Seconds that a compiler may take, and a program for an observation."""
+"""Seconds for a compiler, and for a program per observation."""
 
 
 class Board(NamedTuple):
-    """How C is compiled, and the program run: words with blanks between."""
+    """Compilation of C and execution of the program, as words with blanks between."""
 
     compiler: str
     flags: str
     link: str
     run: str
     packages: str
-    """Debian's."""
+    """Debian packages."""
 
 
 ARM, ARM64 = "gcc-arm-none-eabi qemu-system-arm", "gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user"
@@ -66,16 +66,16 @@ class Compiled:
     folder: Path
     process: subprocess.Popen[bytes]
     pipes: tuple[int, int]
-    """Into it and out of it."""
+    """Pipes into the program and out of it."""
     head: ActionHead | None
-    """Of the policy; None if unknown."""
+    """Head of the policy; None if unknown."""
     arithmetic: str = "f32-rne"
     stack: int = field(default=0, init=False)
-    """Bytes that the last run took, and instructions of an action in the mean; 0 but on a bare Cortex-M."""
+    """Bytes of the stack in the last run, and mean instructions of an action; 0 except on a bare Cortex-M."""
     instructions: int = field(default=0, init=False)
 
     def run(self, observations: Array) -> Array:
-        """Return float32 [B, n] of raw observations [B, *shape]: scores of discrete actions, else actions.
+        """Return float32 [B, n] for raw observations [B, *shape]: scores of discrete actions, otherwise actions.
 
         Raises:
             QuarlError: If policy_act chooses discrete actions other than the head's of the scores.
@@ -90,7 +90,7 @@ class Compiled:
         return raw
 
     def both(self, observations: Array) -> tuple[Array, Array]:
-        """The network's raw outputs, float32 [B, n], and the actions, int32 or float32 [B, m]."""
+        """Return the network's raw outputs, float32 [B, n], and the actions, int32 or float32 [B, m]."""
         program, dtype = self.program, np.uint8 if self.program.x == "uint8_t" else np.float32
         width = program.raw + program.action + 2
         rows = np.asarray(observations).reshape(len(observations), -1).astype(dtype)
@@ -105,7 +105,7 @@ class Compiled:
         return raw.view(np.float32), action.view(np.int32 if program.a == "int32_t" else np.float32)
 
     def _answer(self, question: bytes, size: int) -> bytes:
-        """What the program writes to its pipe for what is written to it; QuarlError where it has ended."""
+        """Return the program's output for an input; raise QuarlError if it has ended."""
         (in_, out), answer, ends = self.pipes, b"", time.monotonic() + LONGEST
         while question or len(answer) < size:
             readable, writable, _ = select.select([out], [in_] if question else [], [], 1.0)
@@ -118,7 +118,8 @@ class Compiled:
         return answer
 
     def flash(self) -> int:
-        """Bytes of code and tables; of a Cortex-M with what they need of the compiler's library."""
+        """Return the bytes of code and tables; on a Cortex-M, including the compiler's library functions that they
+        need."""
         board, where, file = BOARDS[self.name], self.folder, "policy.o"
         if board.link == LAYOUT:
             file = "alone"
@@ -130,19 +131,19 @@ class Compiled:
 def load(name: str, file: Path, head: ActionHead | None = None, edited: QuantizedPolicy | None = None) -> Compiled:
     """Compile the file for the runtime `name`.
 
-    Nothing but kernels of this package with the file's tables and calls comes to the compiler, unless it is `edited`.
+    The compiler only gets kernels of this package with the file's tables and calls, unless the file is `edited`.
 
     Args:
         name: A key of BOARDS.
         file: policy.c.
-        head: Of the policy; None if unknown.
+        head: Head of the policy; None if unknown.
         edited: The policy, if policy.c and the policy.h beside it are to be compiled as they are.
 
     Returns:
         The program, started.
 
     Raises:
-        QuarlError: If the file is neither edited nor what `write` writes, or does not compile.
+        QuarlError: If the file is neither edited nor an output of `write`, or does not compile.
         MissingPackageError: If tools are missing.
     """
     board = BOARDS[name]
@@ -177,7 +178,7 @@ def load(name: str, file: Path, head: ActionHead | None = None, edited: Quantize
 
 
 def _ran(words: str, where: Path, *paths: str) -> str:
-    """Return what the command prints; raise QuarlError with the first line of its errors if it fails."""
+    """Return the command's output; raise QuarlError with the first line of its errors if it fails."""
     command = [*words.split(), *paths]
     try:
         done = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=LONGEST, check=False)
@@ -185,5 +186,5 @@ def _ran(words: str, where: Path, *paths: str) -> str:
         raise QuarlError(f"{command[0]} took more than {LONGEST:g} s") from None
     if done.returncode:
         reason = first_line(RuntimeError(done.stderr.strip() or f"exit code {done.returncode}"))
-        raise QuarlError(f"{command[0]} does not take policy.c: {reason}")
+        raise QuarlError(f"{command[0]} does not compile policy.c: {reason}")
     return done.stdout

@@ -1,4 +1,4 @@
-"""A static QuantizedPolicy as calls of kernels: which one computes each value, and where in two buffers values lie."""
+"""A static QuantizedPolicy as calls of kernels: the kernel of each value, and its place in one of two buffers."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from quarl.quant.affine import quantize
 
 
 class Place(NamedTuple):
-    """Where in a buffer a value begins."""
+    """Start of a value in a buffer."""
 
     buffer: str
     """x: the observation; y: the network's output; c: codes; r: real numbers; a: the action."""
     start: int = 0
 
     def after(self, start: int) -> Place:
-        """So many numbers on."""
+        """Return the place that many numbers later."""
         return Place(self.buffer, self.start + start)
 
 
@@ -40,23 +40,32 @@ class Value:
     size: int
     real: Place | None = None
     codes: Place | None = None
-    """Counted from the zero point of `grid`."""
+    """Place of the codes, counted from the zero point of `grid`."""
     grid: ActivationGrid | None = None
     bytes_as: Array | None = None
-    """Of bytes of the observation, which lie at `real`: the float32 number that each of the 256 stands for."""
+    """float32 number for each of the 256 bytes, if the value is bytes of the observation at `real`."""
 
 
 @dataclass(slots=True)
 class Buffer:
-    """Places for the values that are needed at one time."""
+    """Places for the values that are needed at the same time."""
 
     size: int = 0
     taken: list[tuple[int, int, int]] = field(default_factory=list)
     """(start, end, the last operator that reads it)."""
 
     def place(self, size: int, now: int, until: int, *, over: bool = False) -> int:
-        """The first place of that size in which nothing lies that operator `now` or a later one reads; over: a later
-        one, since it reads each number before it writes one there."""
+        """Return the first free place of that size.
+
+        A place is free if operator `now` and later ones do not read it. With `over`, operator `now` may read it too,
+        since it reads each number before it writes one there.
+
+        Args:
+            size: Number of elements.
+            now: Index of the current operator.
+            until: Index of the last operator that reads the value.
+            over: Allow the place of the operator's own input.
+        """
         self.taken = sorted(block for block in self.taken if block[2] >= now + over)
         start = 0
         for begin, end, _ in self.taken:
@@ -69,13 +78,13 @@ class Buffer:
 
 
 class Lowering:
-    """Appends calls operator by operator; conversions between reals and codes are made when first needed."""
+    """Builder of a program that appends calls operator by operator; conversions are added when first needed."""
 
     def __init__(self, policy: QuantizedPolicy) -> None:
         if policy.spec.mode != "static" or policy.spec.activation_bits is None:
-            raise UnsupportedError("C computes in static integers alone: quantise with --mode static")
+            raise UnsupportedError("C computes only in static integers: quantize with --mode static")
         if (name := ungridded(policy)) is not None:
-            raise QuarlError(f"value {name!r} has no grid; calibrate the policy anew")
+            raise QuarlError(f"value {name!r} has no grid; calibrate the policy again")
         self.policy = policy
         self.final = final_linear(policy)
         self.shapes = shapes(policy)
@@ -91,7 +100,7 @@ class Lowering:
         self.values = {OBSERVATION: Value(size=size, real=Place("x"), bytes_as=every)}
 
     def program(self, comment: str) -> Program:
-        """The whole policy."""
+        """Return the whole policy."""
         for now, op in enumerate(self.policy.ops):
             self.now = now
             if type(op) not in LOWERINGS:
@@ -119,7 +128,7 @@ class Lowering:
         )
 
     def call(self, kernel: str, *arguments: Any) -> None:
-        """Appends a call; float32 numbers are written as bits, arrays become tables."""
+        """Append a call; float32 numbers are written as bits, arrays become tables."""
         written = []
         for parameter, value in zip(parameters(kernel), arguments, strict=True):
             if isinstance(value, Place):
@@ -133,7 +142,7 @@ class Lowering:
         self.calls.append(Call(kernel, tuple(written)))
 
     def real(self, name: str) -> Place:
-        """Where the float32 numbers of a value lie."""
+        """Return the place of a value's float32 numbers."""
         value = self.values[name]
         if value.bytes_as is not None:
             raise _missing(f"the bytes of {name!r} as real numbers")
@@ -147,7 +156,7 @@ class Lowering:
         return value.real
 
     def codes(self, name: str) -> Place:
-        """Where the codes of a value on its grid lie."""
+        """Return the place of a value's codes on its grid."""
         value, grid = self.values[name], self.policy.grids[name]
         if value.codes is not None and value.grid == grid:
             return value.codes
@@ -165,17 +174,17 @@ class Lowering:
         return place
 
     def place_codes(self, name: str, size: int, *, over: bool = False) -> Place:
-        """A place for the codes of a value; over: where the operator's input lies, if nothing else reads that."""
+        """Return a place for the codes of a value. over: allow the operator's input, if nothing else reads it."""
         return Place("c", self.codes_buffer.place(size, self.now, self.until[name], over=over))
 
     def place_real(self, name: str, size: int, *, over: bool = False) -> Place:
-        """The same for its float32 numbers."""
+        """Return a place for the float32 numbers of a value. over: as in `place_codes`."""
         if name == self.policy.output:
             return Place("y")
         return Place("r", self.reals_buffer.place(size, self.now, self.until[name], over=over))
 
     def _last_reads(self) -> dict[str, int]:
-        """The number of the last operator that reads each value, or what is a view of it."""
+        """Return the index of the last operator that reads each value, or a view of it."""
         until = {self.policy.output: len(self.policy.ops)}
         for index, op in reversed(list(enumerate(self.policy.ops))):
             view = isinstance(op, operators.Flatten | operators.Slice) or self._fused(op)
@@ -184,7 +193,7 @@ class Lowering:
         return until
 
     def _fused(self, op: Op) -> bool:
-        """Whether it is a ReLU that the layer before it clips to."""
+        """Return whether it is a ReLU that the layer before it computes by clipping."""
         if not isinstance(op, operators.Activation) or op.kind != "relu" or len(self.readers[op.inputs[0]]) > 1:
             return False
         source, grids = op.inputs[0], self.policy.grids
@@ -242,7 +251,7 @@ class Lowering:
         return value
 
     def _each(self, op: Op, kernel: str, *numbers: Any) -> Value:
-        """What a kernel makes of each real number of the operator's input."""
+        """Append a kernel on each real number of the operator's input; return its value."""
         x, size = self.real(op.inputs[0]), self.values[op.inputs[0]].size
         place = self.place_real(op.name, size, over=True)
         self.call(kernel, size, x, *numbers, place)
@@ -300,7 +309,7 @@ class Lowering:
         return Value(size=size, real=place)
 
     def _head(self, size: int) -> tuple[str, int]:
-        """Appends what makes the action of the output; its C type and how many numbers it has."""
+        """Append the head that turns the output into the action; return the action's C type and size."""
         head, y, a = self.policy.head, Place("y"), Place("a")
         if head.kind == "argmax":
             segments = head.segments or (size,)
@@ -320,7 +329,7 @@ class Lowering:
         return "uint32_t", low.size
 
     def _table(self, role: str, ctype: str, values: Array) -> str:
-        """The name of the table of these numbers."""
+        """Return the name of the table of these numbers."""
         flat = np.ascontiguousarray(values).reshape(-1)
         flat = flat.astype(np.float32).view(np.uint32) if ctype == "uint32_t" else flat.astype(ctype.removesuffix("_t"))
         for name, other in self.tables.items():
@@ -345,7 +354,10 @@ LOWERINGS: Mapping[type[Op], Callable[[Lowering, Any], Value]] = {
 
 
 def _nibbles(rows: Array) -> Array:
-    """int8 [n, (k + 1) / 2] of codes [n, k], of which each is stored 8 larger: column j low, j + (k + 1) / 2 high."""
+    """Return two codes per byte, int8 [n, (k + 1) / 2] from [n, k].
+
+    Each code is stored 8 larger: column j low, j + (k + 1) / 2 high.
+    """
     half = (rows.shape[1] + 1) // 2
     codes = np.pad(rows + np.int8(8), ((0, 0), (0, rows.shape[1] % 2))).view(np.uint8)
     return (codes[:, :half] | codes[:, half:] << 4).view(np.int8)

@@ -1,7 +1,7 @@
-"""C99 that is calls of kernels on tables of numbers and nothing else: written, and read back so that it can be trusted.
+"""C99 that consists of calls of kernels on tables of numbers: written, and parsed so that it can be trusted.
 
-A file is taken apart into a Program, whose calls have to stay within their arrays, and has to be what that Program is
-written as, byte for byte: no other C comes to a compiler.
+A file is parsed into a Program, whose calls must stay within their arrays. It must also equal, byte for byte, the text
+written for that Program: no other C reaches a compiler.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ PARTS = re.compile(
     + r"(?P<network>[^}]*)\}\n\nint policy_act\(const \w+ \*x, (?P<a>u?int32_t) \*a\) \{\n(?P<head>[^}]*)\}\n",
     re.S,
 )
-"""A Program is read from these parts; the whole file is compared with the Program's own text afterwards.
+"""Parts from which a Program is parsed; the whole file is compared with the Program's own text afterwards.
 
 Patterns take time in proportion to the file: the first policy_raw ends the body, any brace ends a table, and a call has
 a line to itself.
@@ -92,17 +92,18 @@ WRITABLE = ("c", "r", "y", "a")
 
 
 class Parameter(NamedTuple):
-    """Of a kernel, as its declaration says it."""
+    """Parameter of a kernel, from its declaration."""
 
     const: bool
     ctype: str
     name: str
     extent: str
-    """Elements that the kernel reads or writes, in terms of its whole numbers; empty: it is passed by value."""
+    """Number of elements that the kernel reads or writes, in terms of its whole numbers; "" if it is passed by
+    value."""
 
 
 class Call(NamedTuple):
-    """A kernel and its arguments, as they are written."""
+    """A kernel and its arguments, as text."""
 
     kernel: str
     arguments: tuple[str, ...]
@@ -117,36 +118,36 @@ class Program:
 
     comment: str
     x: str
-    """C type of a number of the observation, and below of the action."""
+    """C type of a number of the observation; `a` is that of the action."""
     a: str
     observation: int
-    """Numbers that it has, and below the network's output and the action."""
+    """Size of the observation; the next two are those of the network's output and the action."""
     raw: int
     action: int
     codes: int
-    """Places for codes, int16_t, and for real numbers, uint32_t, on the stack; one at least."""
+    """Places for codes, int16_t, and for real numbers, uint32_t, on the stack; at least one."""
     reals: int
     tables: Mapping[str, Array]
-    """Constants by name, of the numpy type that C's is called after."""
+    """Constants by name, of the numpy type with C's name."""
     network: tuple[Call, ...]
     head: tuple[Call, ...]
 
     @property
     def ram(self) -> int:
-        """Bytes of the buffers on the stack."""
+        """Return the bytes of the buffers on the stack."""
         return 2 * self.codes + 4 * (self.reals + self.raw)
 
     @property
     def sizes(self) -> str:
-        """As macros."""
+        """Return the sizes as macros."""
         return SIZES.format(observation=self.observation, raw=self.raw, action=self.action)
 
     def header(self) -> str:
-        """policy.h."""
+        """Return policy.h."""
         return HEADER.format(sizes=self.sizes, x=self.x, a=self.a, x_are=MEANINGS[self.x], a_are=MEANINGS[self.a])
 
     def source(self) -> str:
-        """policy.c."""
+        """Return policy.c."""
         floats = self.x == "uint32_t"
         used = _closure([*(call.kernel for call in (*self.network, *self.head)), *["all_finite"] * floats])
         preamble, kernels = _kernels()
@@ -158,7 +159,8 @@ class Program:
         return SOURCE.format(**fields, body="".join(parts), check=check)
 
     def validate(self) -> None:
-        """Raise QuarlError unless each call is a kernel's within its arrays, and the calls reach all of the stack's."""
+        """Raise QuarlError unless each call is a kernel's within its arrays, and the calls use the whole stack
+        arrays."""
         largest = max(self.observation, self.raw, self.action, self.codes, self.reals)
         if largest > MAX_NUMBERS:
             raise QuarlError(f"policy.c has an array of {largest:,} numbers; a policy has up to {MAX_NUMBERS:,}")
@@ -176,17 +178,17 @@ class Program:
 
 
 def check(text: str) -> Program:
-    """The Program that a policy.c is; QuarlError, with the line, where it is anything else than one."""
+    """Return the Program of a policy.c; raise QuarlError, with the line, if it is anything else."""
     m = PARTS.fullmatch(text)
     if m is None:
-        raise QuarlError("policy.c is not one that quarl export wrote; export it anew")
+        raise QuarlError("quarl export did not write this policy.c; export it again")
     try:
         tables = {
             name: np.array([int(number, 0) for number in listed.split(",")], dtype)
             for dtype, name, listed in TABLE.findall(m["body"])
         }
     except (ValueError, OverflowError):
-        raise QuarlError("policy.c has tables of other things than numbers; export it anew") from None
+        raise QuarlError("policy.c has tables that hold more than numbers; export it again") from None
     parts: dict[str, Any] = {name: m[name] for name in ("comment", "x", "a")}
     parts |= {name: int(m[name]) for name in ("observation", "raw", "action", "codes", "reals")}
     program = Program(**parts, tables=tables, network=_calls(m["network"]), head=_calls(m["head"]))
@@ -194,12 +196,12 @@ def check(text: str) -> Program:
     if (ours := program.source()) != text:
         pairs = enumerate(zip(ours.split("\n"), text.split("\n"), strict=False), 1)
         line = next((number for number, (a, b) in pairs if a != b), 0)
-        raise QuarlError(f"policy.c is not as quarl export wrote it, from line {line} on; export it anew")
+        raise QuarlError(f"policy.c differs from quarl export's from line {line} on; export it again")
     return program
 
 
 def numbers(name: str, values: Array) -> str:
-    """A constant array of whole numbers."""
+    """Return a constant array of whole numbers in C."""
     flat = values.reshape(-1).tolist()
     texts = [f"0x{v:08x}" for v in flat] if values.dtype == np.uint32 else list(map(str, flat))
     lines = ",\n".join(",".join(texts[i : i + 24]) for i in range(0, len(texts), 24))
@@ -207,13 +209,13 @@ def numbers(name: str, values: Array) -> str:
 
 
 def parameters(kernel: str) -> tuple[Parameter, ...]:
-    """Of a kernel by name."""
+    """Return the parameters of a kernel by name."""
     return _kernels()[1][kernel][1]
 
 
 @functools.cache
 def _kernels() -> tuple[str, dict[str, tuple[str, tuple[Parameter, ...]]]]:
-    """What stands before the kernels; their text and parameters by name, in order."""
+    """Return the text before the kernels, and their text and parameters by name, in order."""
     text = importlib.resources.files(__package__).joinpath("kernels.c").read_text() + "\n"
     functions = list(FUNCTION.finditer(text))
     return text[: functions[0].start()], {
@@ -232,7 +234,7 @@ def _calls(lines: str) -> tuple[Call, ...]:
 
 
 def _closure(names: Iterable[str]) -> set[str]:
-    """The kernels, and what they call."""
+    """Return the kernels, and those that they call."""
     kernels, used, waiting = _kernels()[1], set[str](), list(names)
     while waiting:
         if (name := waiting.pop()) not in used:
@@ -242,12 +244,12 @@ def _closure(names: Iterable[str]) -> set[str]:
 
 
 def _fits(call: Call, room: Mapping[str, tuple[str, int]], reached: dict[str, int]) -> bool:
-    """Return whether the arguments have the kernel's types and its arrays the length that it reads and writes.
+    """Return whether the arguments have the kernel's types, and its arrays the lengths that it reads and writes.
 
     Args:
-        call: A kernel's call.
+        call: A call of a kernel.
         room: C type and length of each array, by name.
-        reached: Updated to the ends of what calls read and write, by name of a writable array.
+        reached: Updated with the ends of reads and writes, by name of a writable array.
     """
     wanted = parameters(call.kernel)
     if len(call.arguments) != len(wanted):
@@ -264,7 +266,7 @@ def _fits(call: Call, room: Mapping[str, tuple[str, int]], reached: dict[str, in
         m = POINTER.fullmatch(given[name])
         array = (m[1] or m[3]) if m else ""
         actual, length = room.get(array, ("", 0))
-        # of the text of our own kernels; a C division of what is not negative
+        # text of this package's own kernels; C division of a number that is not negative
         needed = eval(extent.replace("/", "//"), {"__builtins__": {}}, sizes)
         start = int(m[2] or 0) if m else 0
         if actual != ctype or not (const or array in WRITABLE) or not 0 < needed <= length - start:
