@@ -62,7 +62,7 @@ class LearnerLoop(roles.Learner):
     def __init__(self, spec: LearnerSpec) -> None:
         super().__init__(spec)
         self.config = config = spec.config
-        # Build the model and what trains it.
+        # Build the model and its updates.
         start_threads(config.learner_threads)
         self.cells = self.counters.learner
         self.model = build(config, spec.environment)

@@ -146,7 +146,7 @@ class BenchActorQConfig(EnvironmentConfig, MeteredConfig):
     params: Annotated[tuple[str, ...], shown("NAME:VALUE ..."), TRAINING] = ()
     """Hyper-parameters by Stable-Baselines3's names, as in learning_starts:1000."""
     seconds: Annotated[float, ADVANCED] = 120.0
-    """Seconds of a cell's measured window."""
+    """Length of a cell's measured window in seconds."""
     warm_up: Annotated[float, ADVANCED] = 10.0
     """Seconds of training with policy actions before the window."""
     rounds: Annotated[int, ADVANCED] = 1

@@ -69,7 +69,7 @@ class ClusterJoinConfig(_MachineConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
-    """Combine several machines to a cluster for `quarl actorq` and `quarl study`: start one, or join it."""
+    """Combine several machines into a cluster for `quarl actorq` and `quarl study`: start one, or join it."""
 
     verb: ClassVar[str] = "cluster"
 

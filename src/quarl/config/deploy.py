@@ -21,7 +21,7 @@ UNITS = {"": 1, "K": 2**10, "M": 2**20}
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetConfig(NamedModel):
-    """Show which precisions of a policy fit a small board: flash, RAM and instructions, and their sources."""
+    """Show which precisions of a policy fit a small board: flash, RAM and instructions, with their origins."""
 
     verb: ClassVar[str] = "budget"
     examples = ("quarl budget logs/dqn/CartPole-v1_1 --flash 256K --ram 64K --hz 1000 --mhz 168",)

@@ -70,7 +70,7 @@ class LearnerOptions(EnvironmentConfig, MeteredConfig):
     qat: Annotated[str | None, shown("BITS", default="train in float32"), QUANTISATION] = None
     """Precision to train for."""
     edge_bits: Edges = EDGES
-    """Bits of the first and last layers of a precision with fewer; same gives all layers one width."""
+    """Minimum bits of the first and last layers; same gives all layers one width."""
     qat_mid_tread: Annotated[Flag, QUANTISATION] = False
     """Give weights of 2 and 3 bits a level at 0 in training; otherwise the levels are on both sides of 0."""
     quant_delay: Annotated[int | None, shown("N", default="half of the run"), QUANTISATION] = None

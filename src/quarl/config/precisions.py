@@ -36,7 +36,7 @@ class PrecisionsConfig(ModelConfig, MeteredConfig):
     bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION] = ("4",)
     """Precisions with 2 to 8-bit weights: an integer, wNaM, or intNeK for K bits in the first and last layers."""
     edge_bits: Edges = EDGES
-    """Bits of the first and last layers of precisions with fewer; same gives all layers one width."""
+    """Minimum bits of the first and last layers; same gives all layers one width."""
     mode: Annotated[Mode, QUANTISATION] = "dynamic"
     """Activations: quantized per row at run time, or on grids calibrated beforehand."""
     episodes: NumEpisodes = 100

@@ -47,7 +47,7 @@ class SweepConfig(EnvironmentConfig, MeteredConfig):
     bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION] = ("8", "7", "6", "5", "4", "3", "2")
     """Precisions: N for N-bit weights with 8-bit activations, or wNaM."""
     edge_bits: Edges = EDGES
-    """Bits of the first and last layers of precisions with fewer; same gives all layers one width."""
+    """Minimum bits of the first and last layers; same gives all layers one width."""
     methods: Annotated[tuple[str, ...], shown("NAME ...")] = ("ptq", "qat")
     """Methods: ptq quantizes the float32 agents; distill also trains the results to imitate them, minutes for each; qat
     trains for the precision.

@@ -57,7 +57,7 @@ class TrainConfig(LearnerOptions):
     trained_agent: Annotated[Path | None, shown("MODEL", "-i"), TRAINING] = None
     """Fine-tune the agent in a Stable-Baselines3 zip, zoo run folder or hub:ORG/NAME. Architecture, weights,
     observation statistics beside it and, in a zoo folder, wrappers are the file's. Target networks start as copies,
-    DQN's exploration at its final epsilon; until learning starts, the agent chooses the actions instead of chance.
+    DQN's exploration at its final epsilon; until learning starts, the agent chooses the actions, which are not random.
     --n-timesteps excludes its earlier steps.
     """
     normalize: Normalize = None

@@ -1,4 +1,4 @@
-"""Child processes: started, heard, revived with back-off, parked when they die too often, and never left behind."""
+"""Child processes: start, messages, restarts with back-off, parking after frequent deaths, and cleanup."""
 
 from __future__ import annotations
 
