@@ -158,8 +158,9 @@ def _rounded(op: Linear, spec: QuantSpec) -> Linear:
 
 
 def regridded(policy: QuantizedPolicy, observations: Array) -> QuantizedPolicy:
-    """Return a dynamic policy in static mode: the same codes, with activation grids calibrated on observations [N,
-    *shape].
+    """Return a dynamic policy in static mode, with activation grids calibrated on observations [N, *shape].
+
+    The codes of its weights stay the same.
 
     Only rows of weights that are tiny compared with their bias are rounded again.
     """

@@ -51,8 +51,10 @@ def in_one_line(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of another library's error, or its type if it has no text, without its place in their
-    sources."""
+    """Return the first line of another library's error, or its type if it has no text.
+
+    The place in the library's sources is left out.
+    """
     lines = [line for line in str(error).strip().splitlines() if not line.startswith("Exception from ")]
     return (lines or [""])[0] or type(error).__name__
 

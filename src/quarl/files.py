@@ -66,8 +66,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def hold(descriptor: int) -> bool:
-    """Lock the open file until it is closed or its process ends; return False if another process has it, or it cannot
-    be."""
+    """Lock the open file until it is closed or its process ends.
+
+    Returns False if another process has the lock, or the file cannot be locked.
+    """
     with contextlib.suppress(OSError):  # not every network filesystem has locks
         return lock_descriptor(descriptor, blocking=False)
     return False
@@ -75,8 +77,9 @@ def hold(descriptor: int) -> bool:
 
 @contextlib.contextmanager
 def in_turn(folder: Path) -> Iterator[None]:
-    """Wait until no other process holds the existing folder this way, and hold it: for short work, such as moving
-    files.
+    """Wait until no other process holds the existing folder this way, and hold it.
+
+    This is meant for short work, such as moving files.
 
     The folder gets no lock file.
     """
@@ -102,8 +105,10 @@ def write_bytes(data: bytes, path: Path) -> None:
 
 
 def write_parts(parts: Iterable[bytes | memoryview], path: Path) -> None:
-    """Replace the file at `path` by the parts, one after the other, in one step; raise FullError if the disk is
-    full."""
+    """Replace the file at `path` by the parts, one after the other, in one step.
+
+    Raises FullError if the disk is full.
+    """
     try:
         with replacing(path) as file:
             for part in parts:

@@ -58,8 +58,10 @@ def shares(value: float | None, low: float | None, high: float | None) -> str:
 
 
 def count(value: int | None) -> str:
-    """Return a count with thousands separators; blank if there is nothing to count, like the seeds of a mean over
-    agents."""
+    """Return a count with thousands separators; blank if there is nothing to count.
+
+    A mean over agents, for example, has no number of seeds.
+    """
     return f"{value:,}" if value else ""
 
 

@@ -121,8 +121,10 @@ def instruction_sets() -> list[str]:
 
 
 def multiplies(dtype: str) -> bool:
-    """Return whether the processor multiplies fp32, bf16 or fp16 numbers itself; others it converts to fp32 and
-    back."""
+    """Return whether the processor multiplies fp32, bf16 or fp16 numbers itself.
+
+    It converts others to fp32 and back.
+    """
     return dtype == "fp32" or bool(MULTIPLIERS[dtype] & set(instruction_sets()))
 
 
@@ -146,8 +148,10 @@ def memory_gib() -> float | None:
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:
-    """Return the memory still available to this process: the system's, or the rest of its control groups
-    (cgroups(7))."""
+    """Return the memory in bytes that is still available to this process.
+
+    It is the system's, or the rest of the process's control groups (cgroups(7)).
+    """
     kib = _found(root / "proc/meminfo", r"^MemAvailable: +(\d+) kB")
     bounds = [1024 * int(kib)] if kib else []
     for controllers, (limit, used, cache) in GROUP_FILES.items():

@@ -36,8 +36,10 @@ def looks(cap: int, margin_pct: float) -> tuple[int, ...]:
 
 
 def fewest(margin_pct: float) -> int:
-    """Return the number of episodes needed to call anything non-inferior: the rule of three (Hanley and Lippman-Hand
-    1983)."""
+    """Return the number of episodes needed to call anything non-inferior.
+
+    It follows the rule of three (Hanley and Lippman-Hand 1983).
+    """
     return math.ceil(round(300 / margin_pct, 9))
 
 

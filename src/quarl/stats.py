@@ -293,8 +293,9 @@ def over_seeds(groups: Sequence[Array], rng: np.random.Generator) -> Interval:
 
 
 def error_over_seeds(pairs: Sequence[tuple[Array, Array]], rng: np.random.Generator) -> Interval:
-    """Return `error_pct` of means over training seeds, with the interval of `over_seeds`; pairs: (fp32, q) of each
-    seed.
+    """Return `error_pct` of means over training seeds, with the interval of `over_seeds`.
+
+    pairs: (fp32, q) of each seed.
 
     It is a ratio of two means. The spread is the distance of each seed's loss from the same share of its own fp32
     return (Cochran 1977, "Sampling Techniques", section 6.3). NaN if the interval of all seeds' fp32 episodes contains

@@ -126,8 +126,8 @@ def test_a_layer_norm_of_codes_is_that_of_exact_numbers(width, bits, middle, see
     op = LayerNorm("norm", ("x",), weight, bias, 1e-5)
     normal = layer_norm_of_codes(op, codes, ActivationGrid(scale=0.5, zero_point=0))
     values = 0.5 * codes.astype(np.float64)
-    centred = values - values.mean(axis=1, keepdims=True)
-    exact = centred / np.sqrt(values.var(axis=1, keepdims=True) + 1e-5) * weight + bias
+    centered = values - values.mean(axis=1, keepdims=True)
+    exact = centered / np.sqrt(values.var(axis=1, keepdims=True) + 1e-5) * weight + bias
     np.testing.assert_allclose(normal, exact, rtol=1e-5, atol=1e-4)
 
 

@@ -349,7 +349,7 @@ def test_a_missing_compiler_is_named_with_the_packages_that_have_it(tmp_path, mo
 @pytest.mark.slow
 def test_requantisation_rounds_as_float32_does_near_ties_too(tmp_path):
     require.program("gcc")
-    here = Path(__file__).parent / "boards" / "requantisation.c"
+    here = Path(__file__).parent / "boards" / "requantization.c"
     kernels = Path(boards.__file__).parent
     subprocess.run(["gcc", "-O2", "-I", kernels, here, "-lm", "-o", tmp_path / "test"], check=True)
     count = os.environ.get("QUARL_REQUANTISATIONS", "1000000")

@@ -17,7 +17,7 @@ from quarl.calibration import quantize
 from quarl.engines.numpy_operators import apply
 from quarl.engines.onnx import write
 from quarl.engines.reference import Reference, _channels, _integers, _per_row
-from quarl.engines.sums import requantisation
+from quarl.engines.sums import requantization
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.evaluation import record
 from quarl.export import qdq, runtimes
@@ -91,7 +91,7 @@ class Ties(Reference):
 
     def requantized(self, op, sums, multiplier, source):
         grid = self.policy.grids[op.name]
-        bias, _ = requantisation(op, op.weight, source, grid)
+        bias, _ = requantization(op, op.weight, source, grid)
         self.n = math.prod(op.weight.shape[1:]) + 8
         magnitude = (self.magnitude + np.abs(_channels(bias, sums.ndim))) * multiplier
         self.mark(sums * np.float64(multiplier), magnitude, grid.qparams)

@@ -44,7 +44,7 @@ def encrypted() -> bytes:
     ("data", "options", "said"),
     [
         (zipped({"zeros": bytes(3_000_000)}, zipfile.ZIP_DEFLATED), {}, "bomb"),
-        (zipped({"a": bytes(600), "b": bytes(600)}), {"limit_bytes": 1000}, "more than the 1,000"),
+        (zipped({"a": bytes(600), "b": bytes(600)}), {"limit_bytes": 1000}, "more than the limit of 1,000"),
         (zipped({str(n): b"" for n in range(5000)}), {}, "members"),
         (encrypted(), {}, "encrypted"),
         (zipped({"data": b"1"}, zipfile.ZIP_LZMA), {}, "deflated"),

@@ -19,7 +19,7 @@ from quarl.fake_quantization import (
 )
 from quarl.policy.graph import ActivationGrid
 from quarl.policy.operators import Dense
-from quarl.policy.rewrite import centred
+from quarl.policy.rewrite import centered
 from quarl.quant.affine import QParams, choose_qparams, fake_quantize
 
 GRID = ActivationGrid(scale=0.5, zero_point=-3, bits=4)  # codes -8..7: -2.5..5
@@ -73,7 +73,7 @@ def test_what_scores_have_in_common_is_that_of_the_deployed_policys_rewrite():
     weight = torch.randn(5, 300) + 50
     layer = Dense("scores", ("observation",), weight.numpy(), np.zeros(5, np.float32))
     part = rounded_part(weight, scores=True)
-    assert np.array_equal(part.numpy(), centred(layer).weight)
+    assert np.array_equal(part.numpy(), centered(layer).weight)
     assert rounded_part(weight, scores=False) is weight
 
 

@@ -348,7 +348,7 @@ def test_the_preprocessing_of_a_live_atari_game_is_the_policys():
         (lambda: wrapped("observation"), "the argument func of TransformObservation is not JSON: .*"),
         (lambda: wrapped("kwargs"), "the argument sutton_barto_reward of CartPole-v1 is not JSON: .*"),
         (lambda: Still(VECTOR, BOX), "it is not registered with Gymnasium"),
-        (lambda: gymnasium.make("CartPole-v1", max_episode_steps=-1), "its time limit was taken off"),
+        (lambda: gymnasium.make("CartPole-v1", max_episode_steps=-1), "its time limit was removed"),
         (lambda: type("Mine", (gymnasium.Wrapper,), {})(gymnasium.make("CartPole-v1")), "Mine of .* is around it"),
     ],
 )
@@ -357,7 +357,7 @@ def test_an_environment_that_cannot_be_made_again_is_told(make: Any, reason: str
     assert from_model(model_in(make())).provenance == Provenance(algo="ppo", origin="sb3-live")
     (said,) = capsys.readouterr().err.splitlines()
     assert re.fullmatch(
-        f"quarl: the policy does not record its environment, because {reason}: pass the environment as env, .*", said
+        f"quarl: the policy does not record its environment, because {reason}: pass it as env, .*", said
     )
 
 

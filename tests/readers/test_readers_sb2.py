@@ -327,7 +327,7 @@ def test_statistics_beside_the_file_normalise_the_observation(tmp_path: Path):
         ({"observation_range": 5.0}, QuarlError, "not a pair of numbers"),
         ({"policy_kwargs": {"dueling": np.zeros(3)}}, QuarlError, "dueling is a ndarray, not true or false"),
         ({"policy": Name("stable_baselines.common.policies", "MlpLstmPolicy")}, UnsupportedError, "recurrent"),
-        ({"policy": Name("__main__", "Mine")}, UnsupportedError, "author's own"),
+        ({"policy": Name("__main__", "Mine")}, UnsupportedError, "is a custom class"),
         ({"policy": None}, QuarlError, "class is missing"),
         ({"policy_kwargs": {"act_fun": Name("tensorflow", "leaky_relu")}}, UnsupportedError, "act_fun"),
         (

@@ -371,7 +371,7 @@ def test_real_numbers_of_any_width_become_float32(tmp_path: Path, dtype: torch.d
 
 def test_a_policy_that_quarl_saved_is_not_foreign(tmp_path: Path):
     artifact.write(networks.dense([4, 2]), tmp_path / "p.safetensors")
-    assert weights_only.recognise(tmp_path / "p.safetensors") == ""
+    assert weights_only.recognize(tmp_path / "p.safetensors") == ""
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".pth", ".ckpt", ".cleanrl_model"])
@@ -502,7 +502,7 @@ def test_numbers_that_no_format_of_ours_has_are_named(tmp_path: Path):
 
 def test_a_bare_pickle_of_stable_baselines_2_is_a_policy(agents: Path, tmp_path: Path):
     path = put(tmp_path / "agent.pkl", (agents / "sb2/dqn/CartPole-v1.pkl").read_bytes())
-    assert weights_only.recognise(path) == ""
+    assert weights_only.recognize(path) == ""
     assert read_policy(path).provenance.algo == "dqn"
 
 

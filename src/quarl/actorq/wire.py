@@ -18,7 +18,7 @@ from quarl.policy import artifact
 from quarl.policy.container import Bytes
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy, edge_layers
 from quarl.policy.operators import Linear, Op, QuantizedTensor, as_float32
-from quarl.policy.rewrite import Balance, balances, center_scores, centred, columns, in_order, scores
+from quarl.policy.rewrite import Balance, balances, center_scores, centered, columns, in_order, scores
 from quarl.policy.trained import on_grids
 from quarl.quant import affine
 from quarl.quant.affine import TINY, choose_qparams
@@ -109,7 +109,7 @@ class Quantizer:
         """
         scheme, last = self.spec.scheme, scores(policy)
         if scheme.center_scores and last is not None and op is last:
-            op = centred(last)
+            op = centered(last)
         # Prepare the factor and mean of each column.
         weight = as_float32(op.weight).reshape(op.weight.shape[0], -1)
         factor = _of_columns(op, multiply)

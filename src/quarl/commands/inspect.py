@@ -49,7 +49,7 @@ def run(config: InspectConfig) -> int:
 
 def _read(config: InspectConfig, words: Sequence[str]) -> _Model:
     file = Opened(path := find.named(words, config.folder))
-    kind = weights_only.recognise(file)
+    kind = weights_only.recognize(file)
     if kind:
         return _Model(path, None, weights_only.read_weights(file, kind))
     try:

@@ -116,8 +116,10 @@ def greedy(policy: QuantizedPolicy, observations: Array, engine: str = "litert")
 
 
 def run_all(engine: Engine, observations: Array) -> Array:
-    """Return outputs [n, out] of any number of observations [n, *shape]; the last batch is padded with its first
-    row."""
+    """Return outputs [n, out] of any number of observations [n, *shape].
+
+    The last batch is padded with its first row.
+    """
     pieces = []
     for start in range(0, len(observations), engine.batch):
         rows = observations[start : start + engine.batch]

@@ -45,10 +45,10 @@ def steady_scale(op: Activation, source: ActivationGrid, target: ActivationGrid)
     """
     wanted = table(op, source, target)
     q = target.qparams
-    centred = (_every_code(source.qparams) - np.float32(source.zero_point)).astype(np.float32)
+    centered = (_every_code(source.qparams) - np.float32(source.zero_point)).astype(np.float32)
     for nudge in NUDGES:
         scale = np.float32(np.float32(source.scale) * (1.0 + nudge))
-        x = centred * scale
+        x = centered * scale
         y = _function(op, x)
         error = np.where(_is_exact(op.kind, x), np.float32(0), np.maximum(np.abs(y), np.float32(1)) * TOLERANCE)
         if all(np.array_equal(quantize(bound, q), wanted) for bound in (y - error, y + error)):
@@ -66,8 +66,10 @@ def _every_code(q: QParams) -> Array:
 
 
 def _is_exact(kind: str, x: Array) -> Array:
-    """Return a mask of the inputs at which the activation uses only sums and products, which every runtime rounds
-    alike."""
+    """Return a mask of inputs at which the activation uses only sums and products.
+
+    Every runtime rounds those alike.
+    """
     if kind in ("relu", "leaky_relu", *EXACT):
         return np.ones(x.shape, bool)
     return x >= 0 if kind == "elu" else np.zeros(x.shape, bool)

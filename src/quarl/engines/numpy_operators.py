@@ -89,9 +89,9 @@ def _pool(op: operators.Pool2d, x: Array) -> Array:
 
 
 def _layer_norm(op: operators.LayerNorm, x: Array) -> Array:
-    centred = x - x.mean(axis=-1, keepdims=True)
-    variance = np.square(centred).mean(axis=-1, keepdims=True)
-    normal = centred * (np.float32(1) / np.sqrt(variance + np.float32(op.epsilon)))
+    centered = x - x.mean(axis=-1, keepdims=True)
+    variance = np.square(centered).mean(axis=-1, keepdims=True)
+    normal = centered * (np.float32(1) / np.sqrt(variance + np.float32(op.epsilon)))
     return np.asarray(normal * op.weight + op.bias)
 
 
@@ -126,8 +126,10 @@ def averages_codes(op: Op, grids: Mapping[str, ActivationGrid]) -> TypeGuard[ope
 
 
 def norm_constants(op: operators.LayerNorm, grid: ActivationGrid) -> tuple[np.float32, np.float32]:
-    """Return the constants of a LayerNorm of codes besides gain and offset: 1 / n, and epsilon in squared steps of the
-    grid."""
+    """Return 1 / n, and epsilon in squared steps of the grid.
+
+    A LayerNorm of codes needs these constants besides gain and offset.
+    """
     epsilon = np.float32(op.epsilon / np.float64(np.float32(grid.scale)) ** 2)
     return np.float32(1 / op.weight.size), max(epsilon, np.float32(TINY))
 

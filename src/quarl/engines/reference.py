@@ -14,7 +14,7 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.engines.lookup_tables import steady_scale
 from quarl.engines.numpy_operators import apply, averages_codes, fold, layer_norm_of_codes, norms_codes, on_grid, unfold
-from quarl.engines.sums import in_floats, requantisation, unit
+from quarl.engines.sums import in_floats, requantization, unit
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, readers
 from quarl.policy.operators import (
@@ -120,15 +120,15 @@ class Reference:
         if op.name in self._final:
             product = accumulator.astype(np.float32) * _channels(unit(op.weight, source).astype(np.float32), x.ndim)
             return product + _channels(op.bias, x.ndim)
-        bias, multiplier = requantisation(op, op.weight, source, self.policy.grids[op.name])
+        bias, multiplier = requantization(op, op.weight, source, self.policy.grids[op.name])
         accumulator = accumulator + _channels(bias, x.ndim)
         codes = self.requantized(op, accumulator, _channels(multiplier, x.ndim), source)
         value: Array = dequantize(codes, self.policy.grids[op.name].qparams)
         return value.astype(np.float32)
 
     def _accumulate(self, op: Linear, x: Array, codes: Array, zero_point: Any) -> Array:
-        centred = (codes - zero_point).astype(np.float64).reshape(x.shape)
-        return _per_row(op, centred, self._weights[op.name])
+        centered = (codes - zero_point).astype(np.float64).reshape(x.shape)
+        return _per_row(op, centered, self._weights[op.name])
 
 
 class Q31Double(Reference):
@@ -154,8 +154,9 @@ class Q31Double(Reference):
         return super().quantized(x, grid) if grid.bits > 8 else quantize_away(x, grid.qparams)
 
     def bent(self, op: Activation, x: Array, target: ActivationGrid) -> Array:
-        """Return the value of a function of codes on its own grid: by the table, or by the float arithmetic of the
-        file.
+        """Return the value of a function of codes on its own grid.
+
+        It comes from the table, or from the float arithmetic of the file.
 
         Args:
             op: The activation.
@@ -183,7 +184,7 @@ class Q31Double(Reference):
         """
         target = self.policy.grids[op.name]
         assert isinstance(op.weight, QuantizedTensor)
-        bias, _ = requantisation(op, op.weight, source, target)
+        bias, _ = requantization(op, op.weight, source, target)
         anywhere = any(isinstance(reader, LayerNorm) for reader in self._readers[op.name])
         if in_floats(op.weight, source, bias, multiplier, anywhere=anywhere):
             return super().requantized(op, sums, multiplier, source)

@@ -23,8 +23,10 @@ LARGEST_DISTANCE = 255
 
 
 def check_bits(policy: QuantizedPolicy, runtime: str) -> None:
-    """Refuse activations of other than 8 bits, for which the runtime has no kernels; wider observations are
-    accepted."""
+    """Refuse activations of other than 8 bits, for which the runtime has no kernels.
+
+    Wider observations are accepted.
+    """
     if policy.spec.activation_bits not in (None, 8):
         raise UnsupportedError(f"{runtime} runs 8-bit activations only, not {policy.spec.precision}")
     if (name := narrowed(policy)) is not None:
@@ -32,8 +34,10 @@ def check_bits(policy: QuantizedPolicy, runtime: str) -> None:
 
 
 def symmetric(op: Linear, runtime: str) -> QuantizedTensor:
-    """Return the layer's codes, int8 and without zero points; raise UnsupportedError if the runtime cannot take
-    them."""
+    """Return the layer's codes, int8 and without zero points.
+
+    Raises UnsupportedError if the runtime cannot take them.
+    """
     weight = op.weight
     if not isinstance(weight, QuantizedTensor) or weight.codes.dtype != np.int8:
         raise UnsupportedError(f"{runtime} runs weights of 8 bits or fewer only, layer {op.name!r} has others")
@@ -47,11 +51,12 @@ def unit(weight: QuantizedTensor, source: ActivationGrid) -> Array:
     return np.float64(np.float32(source.scale)) * weight.scale.astype(np.float64)
 
 
-def requantisation(
+def requantization(
     op: Linear, weight: QuantizedTensor, source: ActivationGrid, target: ActivationGrid
 ) -> tuple[Array, Array]:
-    """Return the bias in units of the sums, float64 [out], and the multipliers of quant.affine.requantize, float32
-    [out].
+    """Return the bias in units of the sums, and the multipliers of quant.affine.requantize.
+
+    The bias is float64 [out], the multipliers are float32 [out].
 
     Args:
         op: The layer.

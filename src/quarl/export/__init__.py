@@ -118,6 +118,7 @@ def export(
                 f"{target} is for integers, not {policy.spec.precision}: export it to tflite or onnx"
             )
         raise UnsupportedError(f"{target} needs static mode, this policy is dynamic: export it with --mode static")
+    # Refuse a foreign folder before any work is done.
     check = partial(_refuse_files_of_others, directory, target, made_from := _source(policy, source))
     check([POLICY, GOLDEN, CONTRACT, "README.md", SUMS, FILES[target]])
     env, environment = None, environment or in_environment(policy)[1]
@@ -127,6 +128,7 @@ def export(
         recorded: Any = {"num": golden.NUM_RECORDED, "min_episodes": 3, "environment": environment}
         observations = record(policy, "fidelity", seed=seed, **recorded)
     vectors = golden.record(policy, observations)
+    # The contract names the numbers of an observation if the environment can be created.
     try:
         env = None if environment is None else environment.make_for(policy)
     except MissingEnvironmentError as error:
@@ -140,6 +142,7 @@ def export(
     )
     if env is not None:
         env.close()
+    # Fill a temporary folder; its checks run in the file's runtimes before anything is replaced.
     files = targets.write(policy, target, contract.inner(full), vectors)
     with staged(directory, lambda folder: check(os.listdir(folder))) as folder:
         for name, content in files.items():

@@ -1,5 +1,7 @@
-"""Contract of an exported file: its input, output and arithmetic, in contract.json and in short form inside the
-file."""
+"""Contract of an exported file: its input, output and arithmetic.
+
+It is in contract.json, and in short form inside the file.
+"""
 
 from __future__ import annotations
 
@@ -75,6 +77,7 @@ def contract(
         source: `file` and `sha256` of the agent.
         env: Environment of the policy, which describes its observations; None if it is missing here.
     """
+    # Keys are part of the format: `differences` compares them with those of files.
     head, of, products = policy.head, provenance_to_json(policy.provenance), macs(policy)
     order = "channels first" if len(policy.observation_shape) == 3 else "one row"
     return {

@@ -92,8 +92,7 @@ def is_exact(policy: QuantizedPolicy, arithmetic: str) -> bool:
 
 
 def compare(policy: QuantizedPolicy, expected: Array, got: Array, arithmetic: str) -> tuple[Difference | None, str]:
-    """Return the first difference of a runtime's results [N, n] from the expected ones, or None, and the result in
-    words.
+    """Return the first difference of a runtime's results [N, n], or None, and the result in words.
 
     Integers must be equal, except behind a tanh. If sums or the choice of codes use floats, nearly all rows must be
     close. Discrete actions must be equal in any arithmetic.

@@ -122,7 +122,7 @@ def read(data: bytes, where: str) -> Golden:
     except (KeyError, TypeError, ValueError, OverflowError):
         raise QuarlError(f"{where} holds no golden vectors; export the policy again") from None
     if len(sizes) > 1 or not 0 <= edges < min(sizes) or len(codes) < len(arrays):
-        raise QuarlError(f"{where} holds golden vectors of several numbers of observations; export the policy again")
+        raise QuarlError(f"{where} holds golden vectors of different lengths; export the policy again")
     return Golden(observations=observations, outputs=outputs, given=given, codes=codes, edges=edges)
 
 
@@ -174,8 +174,9 @@ def _edges(policy: QuantizedPolicy, observations: Array) -> Array:
 
 
 def _ties(policy: QuantizedPolicy, low: Array, high: Array) -> list[Array]:
-    """Return two adjacent observations in float32 on either side of a tie of the first grid, in every number that
-    moves.
+    """Return two adjacent observations in float32 on either side of a tie of the first grid.
+
+    They differ in every number that moves.
 
     The list is empty if that grid does not cover the observation's own numbers.
     """

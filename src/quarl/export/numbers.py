@@ -73,8 +73,10 @@ def _of_inputs(policy: Policy) -> list[Number]:
 
 
 def _made(env: gymnasium.Env[Any, Any], shape: tuple[int, ...]) -> list[Number]:
-    """Return the numbers along the first axis of an observation, from the environment outwards; empty if they do not
-    match."""
+    """Return the numbers along the first axis of an observation, from the environment outwards.
+
+    The list is empty if their number does not match.
+    """
     layers = [env]
     while isinstance(layers[-1], gymnasium.Wrapper):
         layers.append(layers[-1].env)

@@ -16,7 +16,7 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.engines.onnx import weightless
 from quarl.engines.onnx.translation import Translation, refuse
-from quarl.engines.sums import requantisation, unit
+from quarl.engines.sums import requantization, unit
 from quarl.errors import UnsupportedError
 from quarl.policy import operators
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, readers
@@ -24,8 +24,9 @@ from quarl.policy.operators import Linear, QuantizedTensor
 
 
 def write(policy: QuantizedPolicy, *, metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return the .onnx file: "observation" [1, *shape] to "output" float32 [1, n], as `engines.onnx.write` returns if
-    it acts.
+    """Return the .onnx file: "observation" [1, *shape] to "output" float32 [1, n].
+
+    Its outputs are those of `engines.onnx.write` if it acts.
 
     Weights are int8 codes, whatever their bits.
 
@@ -58,7 +59,7 @@ class _Pairs(Translation):
             sums = self._product(op, weight, self.integers(name, source), np.ones(len(scale)))
             return self.affine(op, sums, scale.astype(np.float32))
         grid = self.policy.grids[op.name]
-        steps, multiplier = requantisation(op, weight, source, grid)
+        steps, multiplier = requantization(op, weight, source, grid)
         if source.bits > 8:  # no integer kernel exists for these: sums and rounding are the reference's
             factor = self.file.constant(multiplier, f"{op.name}.multiplier")
             product = self.file.node("Mul", self.wide_sums(op, weight, source, steps), factor)

@@ -34,6 +34,7 @@ def readme(contract: Mapping[str, Any], file: str) -> str:
     last = [{"name": ""}, *(each for each in observation["numbers"] if each["made_by"] not in KINDS)][-1]
     made = f"; number {last['place']} is {last['name']} (made by {last['made_by']})" if last["name"] else ""
     where = contract["environment"]["id"] or "no environment"
+    # One entry for each runtime that was compared with the golden vectors.
     held = ", ".join(
         f"{each['runtime']} {each['version']} ({each['detail'] or each['result']})" for each in contract["verified"]
     )

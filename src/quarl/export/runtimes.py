@@ -248,8 +248,10 @@ def _ort(name: str, file: Path) -> RowByRow:
 
 
 def openvino_saturates() -> bool:
-    """Return whether its integer kernels add pairs of products in 16 bits here, as on processors with AVX2 and no
-    VNNI."""
+    """Return whether OpenVINO's integer kernels add pairs of products in 16 bits here.
+
+    They do so on processors with AVX2 and without VNNI.
+    """
     sets = set(machine.instruction_sets())
     return "avx2" in sets and sets.isdisjoint(machine.INT8_DOT)
 

@@ -49,8 +49,10 @@ class Loaded:
 
 
 def opened(file: Path) -> tuple[Exported, Loaded]:
-    """Return the policy in an exported file's contract, and the file in the first of its runtimes; QuarlError if
-    damaged."""
+    """Return the policy in an exported file's contract, and the file in the first of its runtimes.
+
+    Raises QuarlError if the file is damaged.
+    """
     inside = contract.read(_read(file), str(file))
     policy = contract.policy_of(inside, str(file))
     if file.suffix.lower() != ".c":  # C is parsed before it is compiled
@@ -126,6 +128,7 @@ def verify(
             yield f"left out: whether {path.name} is what quarl export writes (--edited runs it as it is)"
         else:
             regenerated = yield from _regenerated(path, full, policy, vectors)
+    # Fresh observations and returns need the environment.
     home = in_environment(exported, env_id)[1]
     if home is None:
         yield "left out, because they need an environment: rollout and return; name one with --env"
@@ -139,6 +142,7 @@ def verify(
             baseline = _return(source, "litert", episodes, seed, home_of(source, env_id))
         except QuarlError as error:
             yield f"left out: return against fp32 ({error})"
+    # Compare and play the file in each runtime; only code that equals a new export is run in this process.
     for name in names or runtimes.for_file(path):
         if not names and name in EMULATED:
             yield f"left out: {name} (it emulates another processor: ask for it with --runtime {name})"
@@ -272,6 +276,7 @@ def _sources(folder: Path, full: dict[str, Any], edited: bool) -> tuple[Quantize
             f"{folder} was exported by quarl {str(version)[:40]}, not {__version__}: verify it with that version, "
             f"or {AGAIN}"
         )
+    # The policy must match the digests of the contract, and the contract the policy.
     policy = artifact.read(folder / POLICY)
     if not isinstance(policy, QuantizedPolicy) or contract.digests(policy) != full.get("sha256"):
         raise QuarlError(f"weights or grids of {folder / POLICY} differ from {CONTRACT}: export the policy again")
@@ -283,6 +288,7 @@ def _sources(folder: Path, full: dict[str, Any], edited: bool) -> tuple[Quantize
             f"{folder / GOLDEN} has observations {vectors.observations.dtype} {list(vectors.observations.shape[1:])}, "
             f"{POLICY} reads {policy.observation_dtype} {list(policy.observation_shape)}; export the policy again"
         )
+    # Recompute the vectors: the reference must reproduce each array.
     again = golden.computed(policy, vectors.observations)
     for name, codes in {**again.codes, "outputs": again.outputs, "given": again.given}.items():
         kept = vectors.codes.get(name) if name in again.codes else getattr(vectors, name)

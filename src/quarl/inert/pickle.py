@@ -235,8 +235,10 @@ class _Machine:
         return Inert(callee.module, name, args, called=True)
 
     def build(self) -> None:
-        """Execute BUILD: an inert object keeps the state; a reconstructed array replaces its object, also in the
-        memo."""
+        """Execute BUILD: an inert object keeps the state.
+
+        A reconstructed array replaces its object, also in the memo.
+        """
         state = self.stack.pop()
         target = self.stack[-1]
         if isinstance(target, dict) and self.allowed is not None:

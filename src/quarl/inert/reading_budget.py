@@ -64,8 +64,10 @@ def current(where: str = "it") -> Budget:
 
 @contextmanager
 def reading(where: object) -> Iterator[None]:
-    """Read a file and those in and beside it on one budget, without warnings; turn unexpected errors into
-    QuarlError."""
+    """Read a file and those in and beside it on one budget, without warnings.
+
+    Unexpected errors become QuarlError.
+    """
     if _OPEN.get() is not None:
         yield
         return

@@ -36,8 +36,10 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Refuse merge keys: agents' files need none, and a few of them multiply into more entries than fit in
-        memory."""
+        """Refuse merge keys.
+
+        Agents' files need none, and a few of them multiply into more entries than fit in memory.
+        """
         if any(key.tag == MERGE for key, _ in node.value):
             raise yaml.constructor.ConstructorError(None, None, "merge keys (<<) are not supported", node.start_mark)
 
@@ -60,7 +62,7 @@ class _MergingLoader(_Loader):
 
 
 def _ordered_dict(loader: yaml.SafeLoader, node: yaml.Node) -> dict[Any, Any]:
-    """!!python/object/apply:collections.OrderedDict [[[key, value], ...]]"""
+    """Return the dict of !!python/object/apply:collections.OrderedDict [[[key, value], ...]]."""
     if not isinstance(node, yaml.SequenceNode):
         raise yaml.constructor.ConstructorError(None, None, "OrderedDict without a list", node.start_mark)
     arguments = loader.construct_sequence(node, deep=True)

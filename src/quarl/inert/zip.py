@@ -152,6 +152,7 @@ def _checked(
     infos: list[zipfile.ZipInfo], where: str, limit_bytes: int, only: Collection[str] | None, packed: int
 ) -> Mapping[str, zipfile.ZipInfo]:
     """Return the members to unpack, after all checks that need no unpacking."""
+    # Limits of the whole archive come before those of its members.
     if len(infos) > MAX_MEMBERS:
         raise QuarlError(f"{where} has {len(infos):,} members, more than the limit of {MAX_MEMBERS:,}")
     if min((info.header_offset for info in infos), default=0):
@@ -189,8 +190,10 @@ def _checked(
 
 
 def escapes(name: str) -> bool:
-    """Return True for absolute names, drive letters, backslashes, NUL and "..", which no program that saves policies
-    uses."""
+    """Return True for absolute names, drive letters, backslashes, NUL and "..".
+
+    No program that saves policies uses them.
+    """
     path = PurePosixPath(name)
     odd = "\\" in name or "\0" in name or name[1:2] == ":"  # numpy's archives of TensorFlow variables end in ":0.npy"
     return not name or path.is_absolute() or ".." in path.parts or odd

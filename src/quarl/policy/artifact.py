@@ -70,6 +70,7 @@ def _contents(policy: Policy) -> tuple[dict[str, Array], dict[str, str]]:
         "ops": ops,
         "provenance": provenance_to_json(policy.provenance),
     }
+    # Entries that older versions lack are written only if they are needed.
     if policy.inputs:
         manifest["observation"]["inputs"] = list(map(astuple, policy.inputs))
     if isinstance(policy, QuantizedPolicy):

@@ -59,8 +59,10 @@ class ActionHead:
 
     @property
     def reading(self) -> str:
-        """Return the meaning of a file's output if it is neither the action nor scores of the numbers from 0; else
-        ""."""
+        """Return the meaning of a file's output.
+
+        The text is empty if the output is the action, or scores of the numbers from 0.
+        """
         if self.kind == "binary":
             return "its output is a number for each bit, which is 1 where that is above 0"
         if self.segments:
@@ -93,6 +95,7 @@ class ActionHead:
                 return np.stack([part.argmax(axis=1) for part in parts], axis=1)
             numbers: Array = output.argmax(axis=1) + (0 if self.zero_based else self.start)
             return numbers
+        # Continuous actions: add noise, then squash or clip to the bounds.
         log_std = self.log_std
         if self.kind == "gaussian":
             output, log_std = np.split(output, 2, axis=1)
@@ -100,8 +103,8 @@ class ActionHead:
         if generators is not None:
             if log_std is None:
                 raise UnsupportedError(
-                    "no action distribution: DDPG, TD3, D4PG and ARS have none, and those of SAC, TQC, CrossQ and gSDE "
-                    "are not read from files; drop --stochastic"
+                    "no action distribution: DDPG, TD3, D4PG and ARS have none, and files do not provide those of SAC, "
+                    "TQC, CrossQ and gSDE; drop --stochastic"
                 )
             noise = np.stack([g.standard_normal(output.shape[1]) for g in generators]).astype(np.float32)
             output = output + np.exp(log_std) * noise
@@ -112,8 +115,9 @@ class ActionHead:
         return actions
 
     def distance(self, exact: Array, actions: Array) -> Array:
-        """Return the distance of actions from the exact ones [B, components], as shares of the range; 0 or 1 for
-        discrete ones.
+        """Return the distance of actions from the exact ones [B, components], as shares of the range.
+
+        Distances of discrete actions are 0 or 1.
 
         The range of actions without bounds is that of the exact ones.
         """
@@ -273,8 +277,10 @@ def is_quantized(policy: Policy | None) -> TypeGuard[QuantizedPolicy]:
 
 
 def in_words(policy: Policy) -> str:
-    """Return the policy in a line: algorithm and environment, precision, numbers into and out of its layers,
-    weights."""
+    """Return the policy in a line.
+
+    It lists algorithm and environment, precision, numbers into and out of its layers, and weights.
+    """
     source = policy.provenance
     widths = "-".join(str(op.weight.shape[0]) for op in policy.linear)
     parts = (
@@ -331,8 +337,10 @@ def ungridded(policy: QuantizedPolicy) -> str | None:
 
 
 def final_linear(policy: Policy) -> frozenset[str]:
-    """Return the names of the linear operators whose value reaches the output without passing another: never
-    quantized."""
+    """Return the names of the linear operators whose value reaches the output without passing another.
+
+    Their outputs are never quantized.
+    """
     feeds_linear: set[str] = set()
     for op in reversed(policy.ops):
         if isinstance(op, Linear) or op.name in feeds_linear:
@@ -341,8 +349,10 @@ def final_linear(policy: Policy) -> frozenset[str]:
 
 
 def edge_layers(policy: Policy) -> frozenset[str]:
-    """Return the names of the linear operators that read the observation or produce the output, with no other in
-    between."""
+    """Return the names of the first and the last linear operators.
+
+    They read the observation or produce the output, with no other linear operator in between.
+    """
     behind = behind_linear(policy)
     first = frozenset(op.name for op in policy.linear if op.inputs[0] not in behind)
     return first | final_linear(policy)
@@ -367,8 +377,10 @@ def readers(policy: Policy) -> dict[str, list[Op]]:
 
 
 def check(policy: Policy) -> None:
-    """Refuse a graph that cannot run: shapes, unknown functions, non-finite numbers, an action head that does not
-    fit."""
+    """Refuse a graph that cannot run.
+
+    Checked are shapes, functions, finite numbers, and the fit of the action head.
+    """
     if not policy.ops:
         raise QuarlError("the policy has no operators")
     shapes_of = shapes(policy)

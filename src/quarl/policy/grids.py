@@ -160,8 +160,9 @@ def wide_bits(policy: Policy, name: str, bits_of: Callable[[str], int]) -> int:
 
 
 def wide_grid(extent: float, bits: int) -> ActivationGrid | None:
-    """Return the grid of an observation that reaches `extent`, with a margin of a factor of two; None if 8 bits do as
-    well.
+    """Return the grid of an observation that reaches `extent`; None if 8 bits do as well.
+
+    The grid has a margin of a factor of two.
 
     The calibrated range is many times larger than the differences that matter near rest, and a static int8 grid leaves
     dead zones there. A dense layer over few features can take more bits without loss of exactness. While K products and
@@ -175,8 +176,9 @@ def wide_grid(extent: float, bits: int) -> ActivationGrid | None:
 
 
 def least_scales(op: Linear, grid: ActivationGrid, bits: int) -> Array:
-    """Return lower bounds for the scales of a layer's weights, float64 [out], so that its bias fits into the integer
-    sums.
+    """Return lower bounds for the scales of a layer's weights, float64 [out].
+
+    With them its bias fits into the integer sums.
 
     A bias counts in steps of both scales, that of the inputs' `grid` and that of its row's weights. With tiny weights
     it would take more than its half of the range in which float32 sums exactly; half of that half is reserved for bias

@@ -18,8 +18,10 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A space of observations, laid out in the row like `gymnasium.spaces.utils.flatten`: discrete numbers are
-    one-hot."""
+    """A space of observations, laid out in the row like `gymnasium.spaces.utils.flatten`.
+
+    Discrete numbers are one-hot.
+    """
 
     key: str
     """Key in a Dict; "" if the space is the whole observation."""

@@ -1,5 +1,7 @@
-"""Weights of one layer with their name: the common form of a policy's linear operators and of files in other
-formats."""
+"""Weights of one layer with their name.
+
+This is the common form of a policy's linear operators and of files in other formats.
+"""
 
 from __future__ import annotations
 

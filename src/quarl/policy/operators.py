@@ -285,8 +285,10 @@ class Normalize(Op):
         return (1.0 / np.sqrt(self.variance + self.epsilon)).astype(np.float32)
 
     def __call__(self, x: Array) -> Array:
-        """Return the normalized float32 value of x [B, *shape]; every engine follows this order of float32
-        operations."""
+        """Return the normalized float32 value of x [B, *shape].
+
+        Every engine follows this order of float32 operations.
+        """
         mean, rest = self.mean_parts
         scaled: Array = (x - mean - rest) * self.inverse_std
         return scaled.clip(np.float32(-self.clip), np.float32(self.clip))

@@ -30,7 +30,7 @@ def center_scores(policy: Policy) -> Policy:
     large common part, and the small differences that decide would be rounded on its grid.
     """
     last = scores(policy)
-    return policy if last is None else replace(policy, ops=(*policy.ops[:-1], centred(last)))
+    return policy if last is None else replace(policy, ops=(*policy.ops[:-1], centered(last)))
 
 
 def scores(policy: Policy) -> Dense | None:
@@ -39,7 +39,7 @@ def scores(policy: Policy) -> Dense | None:
     return last if policy.head.kind == "argmax" and isinstance(last, Dense) else None
 
 
-def centred(op: Dense) -> Dense:
+def centered(op: Dense) -> Dense:
     """Return the layer with the mean over its outputs subtracted from each."""
     weight, bias = as_float32(op.weight), op.bias
     mean = weight.mean(axis=0, keepdims=True, dtype=np.float64)
@@ -202,8 +202,10 @@ def _columns_times(op: Linear, scale: Array) -> Array:
 
 
 def columns(op: Linear, scale: Array) -> Array:
-    """Return the factor of each input channel of a layer; a flattened image repeats the factor of each of its
-    channels."""
+    """Return the factor of each input channel of a layer.
+
+    A flattened image repeats the factor of each of its channels.
+    """
     return np.repeat(scale, op.weight.shape[1] // len(scale))
 
 

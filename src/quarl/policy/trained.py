@@ -136,6 +136,7 @@ def as_trained(policy: Policy, qat: Any, state: Mapping[str, Array], name: str) 
         if not float(switched_at) >= 0:
             note_once(f"{name} is prepared for {spec.precision}, but its delay is not over: it acts in float32")
             return policy
+        # Every layer needs a plan, and every range a valid width.
         layers = {prefix + layer.path: layer for layer in plan.layers}
         if not all(op.name in layers or spec.skips(op.name) for op in policy.linear) or not all(
             site.bits in range(SMALLEST, LARGEST + 1) for site in plan.site_of_row.values()
@@ -214,8 +215,10 @@ def on_grids(
 
 
 def row_grids(sites: Mapping[int, Site], ranges: Sequence[Sequence[float]]) -> dict[int, ActivationGrid]:
-    """Return the grid of each row that has a range, even one of a single number (a constant observation, dead
-    channels)."""
+    """Return the grid of each row that has a range.
+
+    The range may be a single number: a constant observation, or dead channels.
+    """
     grids: dict[int, ActivationGrid] = {}
     affine: dict[int, list[int]] = {}
     for row, (low, high) in enumerate(ranges):

@@ -143,6 +143,7 @@ def _spread(data: bytes | memoryview, bits: int, count: int) -> Array:
     codes = np.empty(count, f"<i{field // 8}")
     sign = codes.dtype.type(1 << (bits - 1))
     whole = np.uint64(2 ** (bits * 64 // field) - 1)
+    # Chunks stay in the processor's cache; each is unpacked in words, then spread in halving steps.
     for start in range(0, count, chunk):
         out = codes[start : start + chunk]
         first, size = start * bits // 8, packed_size(len(out), bits)

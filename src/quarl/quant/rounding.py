@@ -98,7 +98,9 @@ def _one_by_one(weight: Array, order: Array, pull: Array, q: QParams) -> Array:
 
 
 def to_the_ends(weight: Array, h: Array, q: QParams) -> tuple[Array, QParams]:
-    """Round like `gptq` on grids whose outermost code each row uses, so that a row's largest number tells its scale.
+    """Round like `gptq` on grids whose outermost code each row uses.
+
+    Thus the largest number of a row determines its scale.
 
     A row that does not reach the end of its grid is rounded again on a finer one, at most TRIES times.
 

@@ -160,13 +160,17 @@ class QuantSpec:
 
     @property
     def code_bits(self) -> int:
-        """Return the bits of the weights' codes in kernels; a grid without a level at 0 needs one more for its odd
-        numbers."""
+        """Return the bits of the weights' codes in kernels.
+
+        A grid without a level at 0 needs one more, because its codes are odd numbers.
+        """
         return self.weight_bits + self.mid_rise
 
     def of_layer(self, name: str, *, edge: bool) -> QuantSpec:
-        """Return the spec of one layer, whose own width is then `weight_bits`. edge: the layer is the first or the
-        last."""
+        """Return the spec of one layer, whose own width is then `weight_bits`.
+
+        edge: the layer is the first or the last.
+        """
         bits = self.edge_bits if edge and self.edge_bits is not None else self.weight_bits
         return replace(self, weight_bits=dict(self.layer_bits).get(name, bits), edge_bits=None, layer_bits=())
 

@@ -296,8 +296,12 @@ def _check_predict(model: Any, actor: _Actor, head: ActionHead, width: int) -> N
 
 
 def _around(env: Any) -> Iterator[Any]:
-    """Yield the model's vectorized environment and those inside it, outermost first, as far as this process holds
-    them."""
+    """Yield the model's vectorized environment and those inside it, outermost first.
+
+    It stops at environments in other processes.
+
+    The list ends where environments are in other processes.
+    """
     from stable_baselines3.common.vec_env import VecEnv  # here: modules without SB3 models need not load it
 
     while isinstance(env, VecEnv | Wrapper):
@@ -356,8 +360,8 @@ def environment(model: Any, say: Callable[[str], None]) -> dict[str, Any]:
     except ValueError as error:
         changing = ", ".join(type(env).__name__ for env in _around(model.get_env()) if not _passes(env))
         say(
-            f"the policy does not record its environment, because {error}: pass the environment as env, name an equal "
-            "one with env_id and the options of evaluate, or register it with Gymnasium"
+            f"the policy does not record its environment, because {error}: pass it as env, name an equal one with "
+            "env_id and the options of evaluate, or register it with Gymnasium"
             f"{changing and f'; {changing} is not part of the policy'}"
         )
         return {}
@@ -397,7 +401,7 @@ def _described(env: Any) -> dict[str, Any]:
     limits = inside if isinstance(env, sb3.DummyVecEnv) else [spec.max_episode_steps]
     limit = min(limits, default=None)
     if limit is None and registered.max_episode_steps is not None:
-        raise ValueError("its time limit was taken off")
+        raise ValueError("its time limit was removed")
     return {
         "env_id": spec.id,
         "env_kwargs": {k: v for k, v in kwargs.items() if k not in registered.kwargs or registered.kwargs[k] != v},

@@ -21,8 +21,9 @@ BESIDE = (*hub.BESIDE, statistics.RUNNING)
 
 
 def named(words: Sequence[str], folder: Path | None = None) -> Path:
-    """Return the path that the words of a command name: a path, ALGO ENV under `folder`, or hub:ORG/NAME after
-    fetching.
+    """Return the path that the words of a command name.
+
+    They are a path, ALGO ENV under `folder`, or hub:ORG/NAME, which is fetched.
 
     The path may lack its .zip, as in Stable-Baselines3. It may also be the folder of a run, whose agent `in_folder`
     finds.

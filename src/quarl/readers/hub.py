@@ -31,8 +31,9 @@ EXAMPLE = "hub:sb3/ppo-CartPole-v1"
 
 @functools.lru_cache
 def fetch(repo_id: str, cache: Path | None = None) -> Path:
-    """Fetch the zip of the repository ORG/NAME, or its file ORG/NAME/FILE, with the settings beside it; return its
-    path.
+    """Fetch the zip of the repository ORG/NAME, or its file ORG/NAME/FILE, and return its path.
+
+    The settings beside it are fetched too.
 
     cache: folder in which huggingface_hub keeps fetched files; None for its own, which HF_HUB_CACHE can move. Without a
     connection, or with HF_HUB_OFFLINE=1, the cached files are used.

@@ -47,7 +47,7 @@ def _read(file: Opened, algo: str, normalize: str | Path | None, frame_stack: in
         if normalize is not None:
             raise QuarlError(f"{path} is a policy that QuaRL saved, with its statistics inside: drop --normalize")
         return artifact.from_bytes(file.contents(), str(path))
-    kind = weights_only.recognise(file)
+    kind = weights_only.recognize(file)
     if kind == "torch" and start.startswith((b"PK", b"\x80")):
         raise QuarlError(f"{path} {_of_pytorch(file)}")
     # Both libraries' zips have `data`; only the older one lists its parameters.

@@ -76,8 +76,10 @@ def _vecnormalize(path: Path, *others: str) -> Inert:
 
 
 def from_wrapper(wrapper: Any) -> Statistics | None:
-    """Return the result of `read_vecnormalize` for a live VecNormalize, or NormalizeObservation, which does not
-    clip."""
+    """Return the result of `read_vecnormalize` for a live wrapper.
+
+    It is a VecNormalize, or a NormalizeObservation, which does not clip.
+    """
     return _normalize({"clip_obs": np.inf, **vars(wrapper)}, f"the model's {type(wrapper).__name__}")
 
 

@@ -91,8 +91,9 @@ def normalizers(
 def front(
     observed: Observed, norms: Mapping[str, Normalize], *, scales: bool = True, apart: bool = False
 ) -> tuple[list[Op], dict[str, tuple[str, Shape]]]:
-    """Return the operators from the raw observation on; and name and shape, by key, of the values that the network
-    reads.
+    """Return the operators from the raw observation on, and the values that the network reads.
+
+    The values are given by key, with name and shape.
 
     The parts of a Dict are one value without a key, the row, unless a part is needed on its own.
 
@@ -118,6 +119,7 @@ def front(
             shape = (each.size,) if each.values else each.shape
             parts[each.key] = f"{OBSERVATION}.{start}", shape
             ops.append(Slice(parts[each.key][0], (OBSERVATION,), start, shape))
+    # Normalize and scale each part in the order of VecNormalize and the network.
     for key, (source, shape) in parts.items():
         if key in norms:
             ops.append(replace(norms[key], name=f"{source}.normalize", inputs=(source,)))

@@ -140,12 +140,14 @@ def from_live(space: Any, where: str, *, nested: bool = False) -> Space:
 
 def _space(kind: str, attributes: Mapping[Any, Any], where: str, of_part: Callable[..., Any] | None) -> Space:
     """Return the space of a kind from its attributes; `of_part` reads the parts of a Dict."""
+    # Every number comes from the file, so each kind checks its own.
     if kind == "Dict" and of_part is not None:
         spaces = attributes.get("spaces")
         if not isinstance(spaces, dict) or not spaces or not all(isinstance(key, str) and key for key in spaces):
             raise QuarlError(f"{where} is a Dict without spaces by name; the file is damaged")
         return Dict({key: of_part(each, f"{where}[{key[:60]!r}]", nested=True) for key, each in spaces.items()})
     if kind == "Box":
+        # Bounds must be real arrays of one shape, with low at most high.
         low, high = attributes.get("low"), attributes.get("high")
         if not isinstance(low, np.ndarray) or not isinstance(high, np.ndarray) or low.shape != high.shape:
             raise QuarlError(f"{where} is a Box without bounds; the file is damaged")
@@ -169,8 +171,10 @@ def _space(kind: str, attributes: Mapping[Any, Any], where: str, of_part: Callab
 
 
 def _counts(attributes: Mapping[Any, Any], name: str, where: str, kind: str) -> tuple[int, ...]:
-    """Return the whole numbers of an attribute, one or several along one axis; (0,) for the `start` of an older
-    space."""
+    """Return the whole numbers of an attribute, one or several along one axis.
+
+    The `start` of an older space, which is missing, is (0,).
+    """
     value = attributes.get(name, 0 if name == "start" else None)
     numbers = value.tolist() if isinstance(value, np.ndarray | np.integer) else value
     counts = tuple(numbers) if isinstance(numbers, list | tuple) else (numbers,)

@@ -154,6 +154,7 @@ def _policy(
     if not isinstance(actions, SPACES.get(algo, Space)):
         raise QuarlError(f"action_space is {type(actions).__name__}, which {algo} cannot have; the file is damaged")
     width = actions.width
+    # Older files have no names: they follow from the order of the arrays.
     named = arrays if isinstance(arrays, dict) else _named(arrays, algo, kwargs, shape, actions, width)
     image = bool(observed.images) and any(name.endswith("/c1/w") for name in named)
     network = sb2_network.Network(named, shape, image=image)
@@ -162,6 +163,7 @@ def _policy(
         network.append(statistics)
     if algo == "ddpg" and _flag(data, "normalize_observations", default=False):
         network.running_normalize(*_observation_range(data))
+    # The three families of networks.
     if algo == "dqn":
         sb2_network.dqn(network, activation, dueling=_flag(kwargs, "dueling", default=True))
     elif algo in ACTORS:
@@ -234,7 +236,7 @@ def _activation(policy: Any, kwargs: Mapping[Any, Any], algo: str) -> str:
     package = policy.module.split(".")[0]
     standard = package == "stable_baselines" or (package == "utils" and policy.name in ZOO_POLICIES)
     if not standard or policy.called:
-        raise UnsupportedError(f"policy {policy.path[:80]} is the author's own class, so its activation is not known")
+        raise UnsupportedError(f"policy {policy.path[:80]} is a custom class, so its activation is not known")
     chosen = kwargs.get("act_fun")
     if chosen is None:
         return "relu" if algo in (*ACTORS, "dqn") else "tanh"

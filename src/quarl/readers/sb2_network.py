@@ -106,6 +106,7 @@ class Network:
             bias = bias.reshape(-1).astype(np.float32)
             self.append(Conv2d(f"{scope}/{name}", (self.value,), weight, bias, (stride, stride)))
             self.activate("relu")
+        # fc1 follows the convolutions; its rows count pixels first.
         channels = self.ops[-2].weight.shape[0] if isinstance(self.ops[-2], Conv2d) else 0
         self.append(Flatten(f"{scope}/flat", (self.value,)))
         weight, bias = self.take(f"{scope}/fc1/w"), self.take(f"{scope}/fc1/b")
@@ -200,7 +201,7 @@ def actor(network: Network, activation: str, last: str) -> None:
     """
     scope = "model/pi"
     network.extractor(scope)
-    # fc1 of a convolutional extractor is called "w"
+    # the weight of a convolutional extractor's fc1 is named "w"
     hidden = [name for name in network.numbered(scope, "fc") if f"{name}/kernel" in network.named]
     network.chain([*hidden, f"{scope}/{last}"], scope, activation)
 
@@ -327,8 +328,9 @@ def _extractor(arrays: Sequence[Array], scope: str, features: int) -> tuple[Name
 def _layers(
     arrays: Sequence[Array], place: int, width: int, outputs: int, number: int | None = None
 ) -> list[Sequence[Array]]:
-    """Return the layers [weight, bias (, beta, gamma)] of a chain from `width` to `outputs` numbers, starting at
-    `place`.
+    """Return the layers [weight, bias (, beta, gamma)] of a chain that starts at `place`.
+
+    The chain leads from `width` to `outputs` numbers.
 
     number: number of layers. Without it, a layer with `outputs` outputs is the last one unless the next layer reads its
     result. The array after a chain is the first layer of another network, or missing.
@@ -342,17 +344,19 @@ def _layers(
             raise QuarlError(f"a layer of shape {weight.shape} follows one of {width} outputs; the file is damaged")
         width = weight.shape[1]
         following = arrays[place + 2] if len(arrays) > place + 2 else None
-        normalised = following is not None and (following.shape, following.dtype) == ((width,), bias.dtype)
-        layers.append(arrays[place : place + (4 if normalised else 2)])
+        normalized = following is not None and (following.shape, following.dtype) == ((width,), bias.dtype)
+        layers.append(arrays[place : place + (4 if normalized else 2)])
         place += len(layers[-1])
         continued = following is not None and following.ndim == 2 and following.shape[0] == width != entry
-        if not normalised and width == outputs and (not continued if number is None else len(layers) == number):
+        if not normalized and width == outputs and (not continued if number is None else len(layers) == number):
             return layers
 
 
 def _names(layers: Sequence[Sequence[Array]], scopes: Sequence[str], parts: tuple[str, str], norms: str) -> Named:
-    """Return the arrays of layers by name: weight and bias as `parts` of the layer's scope, the others of
-    LayerNorm's."""
+    """Return the arrays of layers by name.
+
+    Weight and bias are `parts` of the layer's scope, the others those of LayerNorm's scope.
+    """
     named: Named = {}
     for index, (layer, scope) in enumerate(zip(layers, scopes, strict=True)):
         norm = f"{norms}/LayerNorm{_suffix(index)}"

@@ -139,7 +139,7 @@ class Saved:
             algo = asked if asked in ("ddpg", "td3") else algo  # one network; they differ in how it was trained
         else:
             first = min(state, default="nothing")
-            raise UnsupportedError(f"its parameters ({first[:60]}, ...) are those of no agent of {', '.join(LAYOUTS)}")
+            raise UnsupportedError(f"its parameters ({first[:60]}, ...) do not match any agent of {', '.join(LAYOUTS)}")
         if "recurrent" in algo:
             raise UnsupportedError(
                 f"it is a {algo[:40]} agent: recurrent policies, which have a memory, are not supported"
@@ -164,6 +164,7 @@ class Saved:
         actions = as_pairs(actions) if algo == "maskableppo" else actions
         if not isinstance(actions, Discrete if layout.values else Box if layout.tanh else Space):
             raise QuarlError(f"action_space is {type(actions).__name__}, which {algo} cannot have; the file is damaged")
+        # ARS has other defaults than all other algorithms.
         biased, squashed = True, layout.tanh or (gsde and kwargs.get("squash_output") is True)
         if layout is ARS:  # a linear policy has other defaults
             mlp = not _is_linear(data["policy_class"])
@@ -172,6 +173,7 @@ class Saved:
         parameters = Parameters(state, biased=biased)
         scales = kwargs.get("normalize_images") is not False
         apart = any(f"{layout.extractor}.extractors.{each.key}.cnn.0.weight" in state for each in observed.inputs)
+        # Operators in front of the network, the network, and rewrites of some algorithms.
         norms, environment = normalizers(observed, statistics, environment)
         ops, parts = front(observed, norms, scales=scales, apart=apart)
         ops += network(parameters, layout, parts, kwargs, gsde=gsde)
@@ -202,7 +204,7 @@ class Saved:
         """Return instructions for reading, live, an agent that only its own code can compute."""
         try:
             algo = self.algorithm()
-        except QuarlError:  # its networks are called otherwise
+        except QuarlError:  # its networks have other names
             algo = "ppo"
         name = {"maskableppo": "MaskablePPO", "crossq": "CrossQ"}.get(algo, algo.upper())
         env = f", env=VecNormalize.load({statistics!r}, venv)" if statistics else ""

@@ -131,8 +131,7 @@ class Parameters:
         return [self.layer(f"{prefix}.{place}", 2) for place in places]
 
     def refuse_others(self, ignored: tuple[str, ...]) -> None:
-        """Raise CustomError for a parameter that was not taken and does not start with one of the `ignored`
-        prefixes."""
+        """Raise CustomError for a parameter that was not taken, unless its prefix is in `ignored`."""
         for name in self.state:
             if name not in self.taken and not name.startswith(ignored):
                 kind = "recurrent" if re.search(r"_[ih]h_l\d", name) else "custom"
@@ -165,6 +164,7 @@ def network(
     extractor = _class(kwargs, "features_extractor_class", EXTRACTORS_IN)
     if extractor not in (None, *EXTRACTORS):
         raise CustomError(f"features extractor {extractor} is not supported; {', '.join(EXTRACTORS)} are")
+    # Features of each part: a CNN, a flattened value, or the value itself.
     features = []
     for key, (source, shape) in parts.items():
         prefix = f"{layout.extractor}.extractors.{key}" if key else layout.extractor

@@ -63,8 +63,10 @@ def read_tensors(data: bytes, where: str) -> dict[str, Array]:
 
 
 def read_nested(data: bytes, where: str) -> dict[str, Array]:
-    """Return the arrays of a checkpoint: tensors of nested dicts, with names joined by dots; other entries are left
-    out."""
+    """Return the arrays of a checkpoint: tensors of nested dicts, with names joined by dots.
+
+    Other entries are left out.
+    """
     with reading(where):
         state, storages = _load(data, where)
         if not isinstance(state, dict):

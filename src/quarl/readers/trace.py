@@ -140,8 +140,10 @@ class _Translation:
         self.values[node.name] = self.translate(node, kind)
 
     def computes_constant(self, node: torch.fx.Node, kind: str) -> bool:
-        """Return whether the call depends on constants only, and compute it if so; random numbers do not count as
-        constants."""
+        """Return whether the call depends on constants only, and compute it if so.
+
+        Random numbers do not count as constants.
+        """
         tags = getattr(node.target, "tags", ())
         inputs = [source.name for source in node.all_input_nodes]
         if torch.Tag.nondeterministic_seeded in tags or any(name not in self.tensors for name in inputs):
@@ -423,8 +425,10 @@ class _Translation:
         return x if self.shapes[x] == shape else self.add(Slice(f"{x}.shaped", (x,), 0, shape))
 
     def tensor(self, argument: Any) -> tuple[str, Array] | None:
-        """Return (dotted name, float32 copy) of the tensor in an argument; None if it is not a parameter, buffer or
-        constant."""
+        """Return (dotted name, float32 copy) of the tensor in an argument.
+
+        None if the argument is not a parameter, buffer or constant.
+        """
         if not isinstance(argument, torch.fx.Node) or argument.name not in self.tensors:
             return None
         name, tensor = self.tensors[argument.name]

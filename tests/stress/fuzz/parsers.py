@@ -199,7 +199,7 @@ def read_any(path: Path) -> Any:
     """What `quarl inspect` makes of the file or folder: weights where it is no policy; or what `--resume` does."""
     if path.name.startswith("checkpoint-"):
         return checkpoint.restore(checkpoint.load_latest(path.parent), seeds.learner())
-    if kind := weights_only.recognise(path):
+    if kind := weights_only.recognize(path):
         return weights_only.read_weights(path, kind)
     try:
         return load.read(path)

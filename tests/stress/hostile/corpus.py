@@ -80,7 +80,7 @@ def load(case: Case, canary: Path) -> dict[str, object]:
 
 def _read(path: Path) -> object:
     """Its policy, or its weights where it is of a kind that holds no policy."""
-    kind = weights_only.recognise(path)
+    kind = weights_only.recognize(path)
     return weights_only.read_weights(path, kind) if kind else load_policy(path)
 
 

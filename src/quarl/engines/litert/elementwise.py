@@ -103,7 +103,7 @@ def counted(model: Model, steps: int, grid: ActivationGrid) -> int:
     return model.add(Operator.ROUND, [within], model.value(model.shape(within)))
 
 
-def centred(model: Model, codes: int) -> int:
+def centered(model: Model, codes: int) -> int:
     """Append int8 codes as float32 integers, counted from their zero point."""
     return model.add(Operator.DEQUANTIZE, [codes], model.value(model.shape(codes)))
 

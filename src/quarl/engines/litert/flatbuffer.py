@@ -282,6 +282,7 @@ def _head(plan: _Plan) -> _Head:
         schema.BufferT(data=nothing) if plan.inside else schema.BufferT(offset=ALIGNMENT, size=size)
         for size in plan.sizes
     ]
+    # Buffer 0 is empty by convention, constants follow, and texts come last.
     entries = [schema.MetadataT(name, len(buffers) + number) for number, (name, _) in enumerate(plan.metadata)]
     buffers += [schema.BufferT(data=np.frombuffer(text.encode(), np.uint8)) for _, text in plan.metadata]
     about = {"description": plan.about or None, "metadata": entries or None}
@@ -289,6 +290,7 @@ def _head(plan: _Plan) -> _Head:
     builder = flatbuffers.Builder(4096)
     builder.Finish(model.Pack(builder), b"TFL3")
     content = bytes(builder.Output())
+    # Find the bytes to patch: the offset of each constant, and the scales of each tensor.
     root = schema.Model.GetRootAs(content)
     tables = [root.Buffers(index + 1)._tab for index in range(len(plan.sizes))]
     offsets = tuple(table.Pos + table.Offset(DATA_SLOT if plan.inside else OFFSET_SLOT) for table in tables)

@@ -14,9 +14,9 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from quarl.arrays import Array
-from quarl.engines.litert.elementwise import binary, centred, reshape, rounded, transpose
+from quarl.engines.litert.elementwise import binary, centered, reshape, rounded, transpose
 from quarl.engines.litert.flatbuffer import Model, Operator
-from quarl.engines.sums import INT32, LARGEST_DISTANCE, check_int32, fits, in_floats, requantisation, symmetric, unit
+from quarl.engines.sums import INT32, LARGEST_DISTANCE, check_int32, fits, in_floats, requantization, symmetric, unit
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import ActivationGrid
 from quarl.policy.grids import EXACT
@@ -72,8 +72,9 @@ def hidden(
     relu: bool,
     anywhere: bool = False,
 ) -> int:
-    """Append a layer of codes times codes of `source`, requantized to codes of `target`: int8 in and out, exact in
-    between.
+    """Append a layer of codes times codes of `source`, requantized to codes of `target`.
+
+    It reads and returns int8; the arithmetic in between is exact.
 
     All scales but the weights' are 1, and the weights' are the multipliers of quant.affine.requantize.
 
@@ -87,9 +88,9 @@ def hidden(
         anywhere: Codes must be the same in TFLite Micro.
     """
     weight = symmetric(op, "LiteRT")
-    bias, multiplier = requantisation(op, weight, source, target)
+    bias, multiplier = requantization(op, weight, source, target)
     if in_floats(weight, source, bias, multiplier, anywhere=anywhere):
-        return wide(model, op, centred(model, x), source, target, relu=relu)
+        return wide(model, op, centered(model, x), source, target, relu=relu)
     check_int32(op.name, weight.codes, source.reach, bias)
     multiplier = np.maximum(multiplier, SMALLEST)
     tensors = [
@@ -114,7 +115,7 @@ def wide(model: Model, op: Linear, x: int, source: ActivationGrid, target: Activ
         relu: Fuse a ReLU.
     """
     weight = symmetric(op, "LiteRT")
-    bias, multiplier = requantisation(op, weight, source, target)
+    bias, multiplier = requantization(op, weight, source, target)
     codes = _arrange(op, weight.codes)
     if not fits(codes, EXACT, source.reach, bias):
         raise UnsupportedError(
@@ -186,8 +187,10 @@ def _integers(
 
 
 def _apply(model: Model, op: Linear, tensors: list[int], *, relu: bool, zero_point: int | None = None) -> int:
-    """Append the kernel itself; tensors are input, weight and bias (-1: none). With a zero_point the output holds int8
-    codes."""
+    """Append the kernel itself; tensors are input, weight and bias (-1: none).
+
+    With a zero_point the output holds int8 codes.
+    """
     dtype = np.float32 if zero_point is None else np.int8
     options: dict[str, Any] = {"fusedActivationFunction": RELU if relu else NONE}
     x, weight, bias = tensors

@@ -116,12 +116,12 @@ class Lowering:
         value = self.values[name]
         if value.real is None and name == OBSERVATION:
             # Bytes are codes on a grid of integers: XNNPACK has no cast, but it dequantizes.
-            value.real = elementwise.centred(self.model, self.source)
+            value.real = elementwise.centered(self.model, self.source)
         if value.real is None and value.scaled is not None:
             value.real = self.times(self.plain(value.scaled.inputs[0]), value.scaled.factor)
         if value.real is None:
             assert value.grid is not None
-            value.real = self.times(elementwise.centred(self.model, self.codes(name)), value.grid.scale)
+            value.real = self.times(elementwise.centered(self.model, self.codes(name)), value.grid.scale)
         return value.real
 
     def times(self, x: int, numbers: Any) -> int:
@@ -156,7 +156,7 @@ class Lowering:
 
     def _layer_norm(self, op: operators.LayerNorm) -> Value:
         if norms_codes(op, self.policy.grids):
-            integers = elementwise.centred(self.model, self.codes(op.inputs[0]))
+            integers = elementwise.centered(self.model, self.codes(op.inputs[0]))
             return Value(
                 real=elementwise.layer_norm_of_codes(self.model, op, integers, self.policy.grids[op.inputs[0]])
             )
@@ -165,7 +165,7 @@ class Lowering:
     def _pool(self, op: operators.Pool2d) -> Value:
         source, name = self.values[op.inputs[0]], op.inputs[0]
         if averages_codes(op, self.policy.grids):
-            x = elementwise.centred(self.model, self.codes(name))
+            x = elementwise.centered(self.model, self.codes(name))
         else:
             x = self.real(name) if source.grid is None else self.codes(name)
         if not source.turned:
@@ -198,7 +198,7 @@ class Lowering:
         name, source = op.inputs[0], self.policy.grids[op.inputs[0]]
         op, x = self._arranged(op, self.wide_codes(name) if source.bits > 8 else self.codes(name))
         if op.name in self.final:
-            integers = x if source.bits > 8 else elementwise.centred(self.model, x)
+            integers = x if source.bits > 8 else elementwise.centered(self.model, x)
             return Value(real=last(self.model, op, integers, source), turned=isinstance(op, operators.Conv2d))
         target = self.policy.grids[op.name]
         if relu is not None and target != self.policy.grids.get(relu.name):
@@ -247,7 +247,7 @@ class Lowering:
         if scale is None:
             codes = elementwise.looked_up(self.model, table(op, source.grid, target), codes, target)
         else:
-            x = self.times(elementwise.centred(self.model, codes), scale)
+            x = self.times(elementwise.centered(self.model, codes), scale)
             codes = elementwise.quantized(self.model, elementwise.activation(self.model, op, x), target)
         return Value(codes=codes, grid=target, turned=source.turned)
 

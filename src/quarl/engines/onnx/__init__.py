@@ -18,8 +18,10 @@ ERRORS_ONLY = 3
 
 
 class Onnx:
-    """A session with an input and an output array that stay in place, which saves a quarter of a small policy's
-    call."""
+    """A session whose input and output arrays stay in place.
+
+    This saves a quarter of the time of a small policy's call.
+    """
 
     name = "onnx"
 
@@ -46,8 +48,10 @@ class Onnx:
 
 
 def load(policy: QuantizedPolicy, batch: int) -> Onnx:
-    """Return the policy ready to run; half floats and integer weights without integer activations compute in
-    float32."""
+    """Return the policy ready to run.
+
+    Half floats, and integer weights without integer activations, compute in float32.
+    """
     spec = policy.spec
     measured = spec.float_type == "fp32" or (spec.float_type is None and spec.activation_bits is not None)
     return Onnx(policy, write(policy, batch), batch, measured=measured)

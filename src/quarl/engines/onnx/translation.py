@@ -20,7 +20,7 @@ from quarl.engines.numpy_operators import averages_codes, norms_codes
 from quarl.engines.onnx import weightless
 from quarl.engines.onnx.model_file import File
 from quarl.engines.onnx.weightless import SHIFT, Rows
-from quarl.engines.sums import check_bits, check_int32, fits, requantisation, symmetric, unit
+from quarl.engines.sums import check_bits, check_int32, fits, requantization, symmetric, unit
 from quarl.errors import UnsupportedError
 from quarl.policy import operators
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, shapes
@@ -117,8 +117,8 @@ class Translation:
         if isinstance(value, str):
             return value
         floats = self.file.cast(value.tensor, np.float32)
-        centred = self.file.node("Sub", floats, self.file.number(value.grid.zero_point + SHIFT))
-        return self.file.node("Mul", centred, self.file.number(value.grid.scale))
+        centered = self.file.node("Sub", floats, self.file.number(value.grid.zero_point + SHIFT))
+        return self.file.node("Mul", centered, self.file.number(value.grid.scale))
 
     def on_grid(self, name: str, grid: ActivationGrid) -> Codes:
         """Return the codes of a value on `grid`."""
@@ -187,7 +187,7 @@ class Translation:
             sums = self.static_sums(op, weight, source, None)
             return self.affine(op, sums, unit(weight, source).astype(np.float32))
         grid = self.policy.grids[op.name]
-        steps, multiplier = requantisation(op, weight, source, grid)
+        steps, multiplier = requantization(op, weight, source, grid)
         sums = self.static_sums(op, weight, source, steps)
         product = self.file.node("Mul", sums, self.file.constant(_channels(op, multiplier), f"{op.name}.multiplier"))
         return Codes(self.file.round(product, grid.zero_point + SHIFT), grid)
@@ -226,10 +226,10 @@ class Translation:
             raise UnsupportedError(
                 f"engine onnx sums {source.bits}-bit codes in 24 bits, which layer {op.name!r} exceeds"
             )
-        file, centred = self.file, self.counted(self.real(op.inputs[0]), source)
+        file, centered = self.file, self.counted(self.real(op.inputs[0]), source)
         codes = file.cast(file.constant(weight.codes, f"{op.name}.weight"), np.float32)
         bias = file.constant(steps.astype(np.float32), f"{op.name}.steps")
-        return file.node("Gemm", centred, codes, bias, transB=1)
+        return file.node("Gemm", centered, codes, bias, transB=1)
 
     def products(
         self, op: Linear, weight: QuantizedTensor, x: str, zero_point: str, padding: tuple[int, int] = (0, 0)

@@ -100,10 +100,10 @@ def layer_norm(file: File, op: LayerNorm, x: str) -> str:
 
     ONNX Runtime's LayerNormalization computes the variance as a difference of two large sums.
     """
-    centred = file.node("Sub", x, _mean(file, x))
-    variance = _mean(file, file.node("Mul", centred, centred))
+    centered = file.node("Sub", x, _mean(file, x))
+    variance = _mean(file, file.node("Mul", centered, centered))
     deviation = file.node("Sqrt", file.node("Add", variance, file.number(op.epsilon)))
-    normal = file.node("Mul", centred, file.node("Reciprocal", deviation))
+    normal = file.node("Mul", centered, file.node("Reciprocal", deviation))
     gain, offset = file.constant(op.weight, f"{op.name}.gain"), file.constant(op.bias, f"{op.name}.offset")
     return file.scaled(normal, gain, offset)
 

@@ -58,8 +58,10 @@ def write(policy: QuantizedPolicy, comment: str, golden: Golden) -> dict[str, by
 
 
 def _selftest(program: Program, golden: Golden) -> str:
-    """Return policy_selftest.c with evenly spaced golden vectors; only finite ones are usable, as it compares their
-    results."""
+    """Return policy_selftest.c with evenly spaced golden vectors.
+
+    Only finite vectors are usable, as it compares their results.
+    """
     rows = golden.observations.reshape(len(golden.observations), -1)
     usable = np.flatnonzero(np.isfinite(rows).all(axis=1))
     count = max(1, min(SELFTEST_VECTORS, SELFTEST_NUMBERS // program.observation, len(usable)))

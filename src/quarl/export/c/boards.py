@@ -118,8 +118,10 @@ class Compiled:
         return answer
 
     def flash(self) -> int:
-        """Return the bytes of code and tables; on a Cortex-M, including the compiler's library functions that they
-        need."""
+        """Return the bytes of code and tables.
+
+        On a Cortex-M they include the compiler's library functions that are needed.
+        """
         board, where, file = BOARDS[self.name], self.folder, "policy.o"
         if board.link == LAYOUT:
             file = "alone"
@@ -153,6 +155,7 @@ def load(name: str, file: Path, head: ActionHead | None = None, edited: Quantize
         program = Lowering(edited).program("") if edited else check(file.read_text("ascii", errors="replace"))
     except QuarlError as error:
         raise QuarlError(f"{name} does not run {file.name}: {error}") from None
+    # Compile the parsed program, or the edited file as it is, with a harness that answers through pipes.
     harness = importlib.resources.files(__package__).joinpath("harness.c").read_text()
     with ExitStack() as stack:
         where = stack.enter_context(temporary_folder())
@@ -162,6 +165,7 @@ def load(name: str, file: Path, head: ActionHead | None = None, edited: Quantize
         types = f"-DPOLICY_NUMBER={program.x} -DPOLICY_RESULT={program.a}"
         _ran(f"{board.compiler} {strict} {board.flags} -c -o policy.o", where, source)
         _ran(f"{board.compiler} {board.flags} {types} harness.c policy.o {board.link} -o policy", where)
+        # Opening both ends for reading and writing does not wait for the program.
         for name_of_pipe in ("in", "out"):
             os.mkfifo(where / name_of_pipe)
         pipes = os.open(where / "in", os.O_RDWR), os.open(where / "out", os.O_RDWR)

@@ -12,7 +12,7 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.engines.lookup_tables import table
 from quarl.engines.numpy_operators import norm_constants, norms_codes
-from quarl.engines.sums import check_int32, requantisation, symmetric, unit
+from quarl.engines.sums import check_int32, requantization, symmetric, unit
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.export.c.program import Call, Program, parameters
 from quarl.policy import operators
@@ -107,6 +107,7 @@ class Lowering:
                 raise _missing(f"{type(op).__name__} {op.name!r}")
             if op.name not in self.values:
                 self.values[op.name] = LOWERINGS[type(op)](self, op)
+        # The output must be in y; a clip without bounds copies it.
         raw = self.values[self.policy.output].size
         if (place := self.real(self.policy.output)).buffer != "y":
             self.call("clip", raw, place, -np.inf, np.inf, Place("y"))
@@ -205,6 +206,7 @@ class Lowering:
         size, rows = math.prod(self.shapes[op.name]), weight.codes.reshape(len(weight.codes), -1)
         narrow = weight.bits <= 4 and rows.min() >= -8 and rows.max() <= 7
         bits, codes = (4, _nibbles(rows)) if narrow else (8, rows)
+        # The last layer returns real numbers, all others codes on their grid.
         if op.name in self.final:
             if not isinstance(op, operators.Dense):
                 raise _missing(f"the last layer {op.name!r}, a {type(op).__name__}")
@@ -215,8 +217,9 @@ class Lowering:
         target, relu = self.policy.grids[op.name], self.readers[op.name][0]
         if target.bits > 8:
             raise _missing(f"the {target.bits}-bit values of layer {op.name!r}")
-        bias, multiplier = requantisation(op, weight, source, target)
+        bias, multiplier = requantization(op, weight, source, target)
         check_int32(op.name, weight.codes, source.reach, bias)
+        # A fused ReLU clips codes at the zero point.
         low, high = target.steps
         numbers = (codes, bias, multiplier, x, max(low, 0) if self._fused(relu) else low, high)
         if isinstance(op, operators.Conv2d):

@@ -159,8 +159,10 @@ class Program:
         return SOURCE.format(**fields, body="".join(parts), check=check)
 
     def validate(self) -> None:
-        """Raise QuarlError unless each call is a kernel's within its arrays, and the calls use the whole stack
-        arrays."""
+        """Raise QuarlError unless each call is a kernel's within its arrays.
+
+        Together, the calls must also use the stack arrays completely.
+        """
         largest = max(self.observation, self.raw, self.action, self.codes, self.reals)
         if largest > MAX_NUMBERS:
             raise QuarlError(f"policy.c has an array of {largest:,} numbers; a policy has up to {MAX_NUMBERS:,}")

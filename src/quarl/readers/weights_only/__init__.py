@@ -37,7 +37,7 @@ FORMATS = {
 """Expected format and remedy of each reader, for files that it cannot parse; PyTorch's reader raises its own errors."""
 
 
-def recognise(path: Path | Opened) -> str:
+def recognize(path: Path | Opened) -> str:
     """Return the name of the reader for the file; "" for a policy, a folder, and files of unknown kinds."""
     file = Opened.at(path)
     path, start = file.path, file.start
@@ -52,17 +52,17 @@ def recognise(path: Path | Opened) -> str:
     if file.is_zip:
         return "" if not file.names or "data" in file.names or path.suffix == ".zip" else "torch"
     if start[8:9] == b"{":
-        return "" if _is_artefact(path) else "safetensors"
+        return "" if _is_artifact(path) else "safetensors"
     return SUFFIXES.get(path.suffix, "")
 
 
 def read_weights(path: Path | Opened, kind: str = "") -> tuple[LayerWeights, ...]:
     """Return the layers of the file in its order; raise QuarlError if it is damaged or holds no weights.
 
-    kind: result of `recognise`, if it is known already.
+    kind: result of `recognize`, if it is known already.
     """
     file = Opened.at(path)
-    kind = kind or recognise(file)
+    kind = kind or recognize(file)
     if not kind:
         raise QuarlError(f"{path} is not {NAMES}; check the path")
     with reading(path):
@@ -81,8 +81,9 @@ def read_weights(path: Path | Opened, kind: str = "") -> tuple[LayerWeights, ...
 
 
 def read_model(path: Path | Opened) -> tuple[LayerWeights, ...]:
-    """Return all weights of a Stable-Baselines model, even if QuaRL cannot run its policy (a recurrent one, for
-    example).
+    """Return all weights of a Stable-Baselines model, even if QuaRL cannot run its policy.
+
+    A recurrent policy, for example, cannot be run.
 
     They include critics and targets, with the names in the zip or pickle.
     """
@@ -112,7 +113,7 @@ def checked(layers: Sequence[LayerWeights], path: str | Path | Opened) -> tuple[
     return tuple(replace(layer, name=printable(layer.name)) for layer in layers)
 
 
-def _is_artefact(path: Path) -> bool:
+def _is_artifact(path: Path) -> bool:
     """Return True for a policy that QuaRL saved, intact or not: its own reader gives the better error."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

@@ -186,8 +186,10 @@ class _Graph:
         return self.values[name]
 
     def folded(self, node: onnx.NodeProto) -> Array | None:
-        """Return the node's result from constants; None if its operator is not supported or it reads computed
-        values."""
+        """Return the node's result from constants.
+
+        None if its operator is not supported, or it reads computed values.
+        """
         options = _attributes(node)
         if node.op_type == "Constant":
             tensor = options.get("value")

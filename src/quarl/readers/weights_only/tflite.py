@@ -79,6 +79,7 @@ class _File:
                 for code, operator in operators
                 if code == Operator.DEQUANTIZE and operator.OutputsLength() and operator.InputsLength()
             }
+            # Each weight counts once, even if several operators read it.
             for code, operator in operators:
                 if code not in KINDS:
                     continue
@@ -96,8 +97,10 @@ class _File:
         return list(layers.values())
 
     def _value(self, graph: Any, index: int) -> Array | None:
-        """Return the float32 numbers of a constant; None for a tensor that is left out, computed or of an unknown
-        type."""
+        """Return the float32 numbers of a constant.
+
+        None for a tensor that is left out, computed or of an unknown type.
+        """
         if index < 0:
             return None
         tensor = self.table(graph, "Tensors", index, "an operator reads tensor")
@@ -119,8 +122,10 @@ class _File:
         return _dequantized(tensor, codes.reshape(shape))
 
     def _content(self, tensor: Any) -> Array:
-        """Return the bytes of the tensor's buffer (uint8), in the flatbuffer or behind it; empty for a computed
-        tensor."""
+        """Return the bytes of the tensor's buffer (uint8), in the flatbuffer or behind it.
+
+        The array is empty for a computed tensor.
+        """
         index = int(tensor.Buffer())
         buffer = self.table(self.model, "Buffers", index, "a tensor names buffer")
         offset, size = int(buffer.Offset()), int(buffer.Size())
