@@ -252,7 +252,7 @@ def test_ptq_writes_what_it_prints(models, capsys, tmp_path):
     assert (tmp_path / "out" / "report.html").stat().st_size < 1_000_000
     (repeat,) = [line for line in captured.out.splitlines() if line.startswith("repeat: ")]
     assert parse(shlex.split(repeat)[2:]) == parse(words)
-    assert "quantised already (int8)" in refused(capsys, "ptq", "out/int8-default.safetensors")
+    assert "already quantized (int8)" in refused(capsys, "ptq", "out/int8-default.safetensors")
     assert main(["ptq", "out/fp32.safetensors", "--bits", "4", "--episodes", "2", "--seed", "5", "-o", "again"]) == 0
     again, first = (artifact.read(path) for path in ("again/int4e8.safetensors", "out/int4e8-default.safetensors"))
     assert all((a.weight.codes == b.weight.codes).all() for a, b in zip(again.linear, first.linear, strict=True))
@@ -479,7 +479,7 @@ def test_a_full_device_costs_one_line(models, more):
     )
     assert ended.returncode == 2
     assert ended.stderr.count("\n") <= 12
-    assert ended.stderr.splitlines()[-1].startswith("quarl: cannot write what was to be shown or kept")
+    assert ended.stderr.splitlines()[-1].startswith("quarl: cannot write the output")
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from refusals import refused
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
-PLAIN = "Scheme default needs observations and weights alone give none: rounded by per-channel."
+PLAIN = "Scheme default needs observations, and weights alone give none: rounded with per-channel."
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +167,7 @@ def test_a_model_that_cannot_be_run_shows_all_its_weights(files: Path, capsys, t
     kwargs = {"net_arch": [], "lstm_hidden_size": 8}
     RecurrentPPO("MlpLstmPolicy", "CartPole-v1", policy_kwargs=kwargs, device="cpu").save("recurrent.zip")
     document = inspected("recurrent.zip")
-    assert "Not a policy that QuaRL runs" in capsys.readouterr().out
+    assert "Not a policy that QuaRL can run" in capsys.readouterr().out
     assert {tuple(row["shape"]) for row in document["rows"]} == {(32, 4), (32, 8), (2, 8), (1, 8)}
 
 

@@ -52,8 +52,8 @@ REFUSED = {
     },
     "distill -o out": {
         "bare.quarl --observations few.npy": "observations of 9 states are too few: give 10 or more",
-        "bare.quarl --observations two.npz": "two.npz holds 2 arrays: save the observations alone",
-        "int8.quarl": "is quantised already (int8); give the float policy",
+        "bare.quarl --observations two.npz": "two.npz holds 2 arrays: save only the observations",
+        "int8.quarl": "is already quantized (int8); give the float policy",
     },
     "ptq policy.quarl": {
         "--auto --max-loss much": "--max-loss is 'much'; use a percentage between 0 and 100, as in 2%",
@@ -63,11 +63,11 @@ REFUSED = {
         "ptq": "choose --repo ORG/NAME to publish, or --to FOLDER",
         "ptq --repo me": "--repo is 'me'; use ORG/NAME",
         "--to y": "DIR is missing",
-        ". --to y": ". is no folder of quarl export or quarl ptq",
-        "ptq --rows broken.json --to y": "lack what a card says",
+        ". --to y": ". is not a folder of quarl export or quarl ptq",
+        "ptq --rows broken.json --to y": "lack a field",
     },
     "ptq": {
-        "int8.quarl": "int8.quarl is quantised already (int8); give the float policy or use quarl eval",
+        "int8.quarl": "int8.quarl is already quantized (int8); give the float policy or use quarl eval",
         "policy.quarl -o ptq": "ptq holds results of another.quarl: choose another -o, or remove them",
         "policy.quarl --bits": "--bits requires at least one precision, as in --bits 4",
         "policy.quarl --scheme": "--scheme requires a value, as in --scheme default",
@@ -77,7 +77,7 @@ REFUSED = {
         "policy.quarl --energy --energy-watts 0": "--energy-watts must be above 0, got 0",
     },
     "distill": {
-        "policy.quarl -o begun": "begun holds a run (checkpoint-int4.safetensors): go on with --resume",
+        "policy.quarl -o begun": "begun holds a run (checkpoint-int4.safetensors): continue with --resume",
         "infinite.quarl --env CartPole-v1 -o ptq/there": "NaN or infinity",
     },
     "sweep -o out": {

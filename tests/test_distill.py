@@ -52,7 +52,7 @@ def test_a_folder_holds_the_policy_its_row_and_how_it_came_about(agents, tmp_pat
     assert (eight["round"], eight["updates"], eight["states"], eight["verdict"]) == (0, 0, 0, "non-inferior")
     assert eight["mean"] == eight["mean_calibrated"] == eight["mean_fp32"] == 500
     assert "int8, calibrated: return 500.0, non-inferior" in out.err
-    assert "int8: calibration's codes stay; validation asked for no training." in out.out
+    assert "int8: calibration's codes are kept; validation required no training." in out.out
 
 
 KILLED = """
@@ -81,7 +81,7 @@ def test_a_run_that_was_killed_goes_on_from_its_last_round_to_the_bits_of_one_th
     assert [path.name for path in cut.iterdir() if path.suffix == ".safetensors"] == ["checkpoint-int2e8.safetensors"]
     capsys.readouterr()
     assert cli.main([*words, "-o", str(cut)]) == 2
-    assert "holds a run (checkpoint-int2e8.safetensors): go on with --resume" in capsys.readouterr().err
+    assert "holds a run (checkpoint-int2e8.safetensors): continue with --resume" in capsys.readouterr().err
     assert cli.main([*words, "--seed", "1", "-o", str(cut), "--resume"]) == 2
     assert "is from a run whose seed is 0, not 1: resume with its options" in capsys.readouterr().err
     assert cli.main([*words, "-o", str(cut), "--resume"]) == 0
@@ -241,8 +241,8 @@ def test_distill_mixes_no_two_agents_and_no_two_runs(tmp_path, capsys, monkeypat
 @pytest.mark.parametrize(
     ("updates", "row", "said"),
     [
-        ([0], {}, "int4: calibration's codes stay; validation asked for no training."),
-        ([0, 20, 40], {}, "int4: calibration's codes stay; none of 40 updates did better in validation."),
+        ([0], {}, "int4: calibration's codes are kept; validation required no training."),
+        ([0, 20, 40], {}, "int4: calibration's codes are kept; none of 40 updates did better in validation."),
         ([0, 20], {"round": 1}, "int4: 80.0 calibrated, 95.0 distilled, of 100.0 in fp32."),
         (
             [0],
@@ -259,7 +259,7 @@ def test_distill_mixes_no_two_agents_and_no_two_runs(tmp_path, capsys, monkeypat
             {"verdict": "undecided", "episodes": 9},
             "int4 has no verdict after 9 episodes; it takes 10 or more: raise",
         ),
-        ([0], {"verdict": "inferior"}, "int4 is inferior: raise --rounds or --updates, or take more bits."),
+        ([0], {"verdict": "inferior"}, "int4 is inferior: raise --rounds or --updates, or use more bits."),
     ],
 )
 def test_what_came_of_a_precision_names_the_next_step(updates, row, said):

@@ -234,7 +234,7 @@ def test_a_plain_install_plays_quantises_and_inspects_and_names_the_extra_of_the
     said = done.stderr.splitlines()
     for what, package in (("report", "jinja2"), ("figure", "matplotlib")):
         why = f"a {what} needs {package}: pip install 'quarl[report]'"
-        assert f"quarl: no {what} was written ({why}); the run is whole" in said
+        assert f"quarl: no {what} was written ({why}); the run is complete" in said
     assert json.loads((plain / "table" / "rows.json").read_text())["rows"][1]["precision"] == "int8"
     for line, extra in zip(
         done.stdout.splitlines()[1:5], ("train", "onnx", "onnx", "train"), strict=True

@@ -84,7 +84,7 @@ def test_a_system_without_what_a_command_needs_is_named(tmp_path, monkeypatch, c
     with pytest.raises(QuarlError, match="no cluster was started on this machine: run quarl cluster start"):
         connection.connect("auto", token=connection.token_file(tmp_path / "token", make=True))
     monkeypatch.setattr(doctor, "examine", lambda: [doctor.Check("litert", "broken", False, "install it")])
-    with pytest.raises(QuarlError, match="1 check failed: litert; the table's last column says what to do"):
+    with pytest.raises(QuarlError, match="1 check failed: litert; see the advice in the table's last column"):
         doctor.run(DoctorConfig())
     (tmp_path / "dqn.yml").write_text("CartPole-v1: 3")
     monkeypatch.setattr(tuned, "file_of", lambda algo: tmp_path / "dqn.yml")

@@ -96,7 +96,7 @@ def test_a_video_that_fails_half_way_leaves_nothing(file, name, capsys, monkeypa
     monkeypatch.setattr(CartPoleEnv, "render", draw)
     assert (
         refused(capsys, "play", file, "--record", name)
-        == "quarl: CartPole-v1 cannot be drawn here: No space left on device"
+        == "quarl: CartPole-v1 cannot be rendered here: No space left on device"
     )
     assert [path.name for path in Path().iterdir()] == [file]
 
@@ -107,11 +107,11 @@ def test_a_quantised_policy_is_shown_alone_and_that_is_said(file, capsys):
     capsys.readouterr()
     words = ["play", "out/int8.safetensors", "--max-episode-steps", "2", "--record", "a.gif"]
     assert main(words) == 0
-    said = "quarl: the file has the policy in int8 alone: it is shown without its float twin"
+    said = "quarl: the file has the policy in int8 alone: it is shown without a float version"
     assert capsys.readouterr().err.splitlines()[-1] == said
     assert imageio.v3.imread("a.gif").shape == (3, 444, 600, 3)
     assert refused(capsys, "play", words[1], "--record", "a.gif", "--bits", "4") == (
-        "quarl: --bits is of float policies, and this one is int8: drop it"
+        "quarl: --bits applies to float policies, and this one is int8: drop it"
     )
 
 
@@ -136,7 +136,7 @@ def test_on_a_window_pictures_come_at_the_environment_s_rate(file, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "there is no display to open a window on: add --record play.mp4"),
+        ([], "there is no display for a window: add --record play.mp4"),
         (["--record", "a.avi"], "--record a.avi is not a video: use a file name with .mp4 or .gif"),
         (["--record", "missing/none/a.gif", "--bits", "1"], "bits"),
         (["--record", "/proc/a.gif"], "cannot write to /proc: choose a folder that exists or can be made"),
@@ -160,10 +160,10 @@ def test_an_environment_without_pictures_is_named(file, capsys, monkeypatch):
 
     monkeypatch.setitem(registry, "Dark-v0", EnvSpec("Dark-v0", Dark, max_episode_steps=10))
     says = refused(capsys, "play", file, "--env", "Dark-v0", "--record", "a.gif")
-    assert says == "quarl: Dark-v0 gives no picture (rgb_array) of itself: add a render(), or play another"
+    assert says == "quarl: Dark-v0 returns no picture (rgb_array): add a render(), or play another one"
     monkeypatch.setattr(Dark, "render", lambda self: 1 / 0)
     says = refused(capsys, "play", file, "--env", "Dark-v0", "--record", "a.gif")
-    assert says == "quarl: Dark-v0 cannot be drawn here: division by zero"
+    assert says == "quarl: Dark-v0 cannot be rendered here: division by zero"
 
 
 @pytest.mark.slow
@@ -199,4 +199,4 @@ def test_where_only_one_environment_may_live_no_agent_is_shown_as_another(file, 
 
     monkeypatch.setitem(registry, "Lonely-v0", EnvSpec("Lonely-v0", Single, max_episode_steps=10))
     assert main(["play", file, "--env", "Lonely-v0", "--record", "a.gif"]) == 2
-    assert "Lonely-v0 can be made once at a time" in capsys.readouterr().err.splitlines()[-1]
+    assert "Lonely-v0 allows one instance only" in capsys.readouterr().err.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""QuaRL: what low precision costs and gains in reinforcement learning.
+"""QuaRL: costs and gains of low precision in reinforcement learning.
 
 >>> agent = quarl.load("CartPole-v1.zip")
 >>> agent.quantize("int8").evaluate(episodes=5)
@@ -12,7 +12,7 @@ import importlib
 __all__ = ["Agent", "QuarlError", "distill", "evaluate", "from_module", "from_sb3", "load", "ptq"]
 __version__ = "0.1.0"
 MODULES = {"QuarlError": "errors", "ptq": "post_training.table"}
-"""By name, its module, if that is not `api`."""
+"""Module of a name, if that is not `api`."""
 
 
 def __getattr__(name: str) -> object:

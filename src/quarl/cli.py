@@ -1,4 +1,4 @@
-"""The command line: a verb's configuration goes to `run` of the verb's module; no logic here."""
+"""The command line, which passes a command's configuration to `run` of its module and has no further logic."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quarl.files import FULL
 from quarl.processes.signals import SIGNALLED, ctrl_c, leave
 
 INTERRUPTED = 130
-"""The shell's number for a program that Ctrl-C ended: 128 + SIGINT."""
+"""Exit code of a program that Ctrl-C ended: 128 + SIGINT."""
 LAB: Mapping[str, str] = {
     "bench actorq": "bench_training",
     "bench mixed-precision": "bench_training",
@@ -30,15 +30,15 @@ LAB: Mapping[str, str] = {
     "study status": "study",
     "sweep": "sweep",
 }
-"""Modules of `quarl.lab.commands` by verb; the other verbs name modules of `quarl.commands` by their first word."""
+"""Modules of `quarl.lab.commands` by command; other commands name modules of `quarl.commands` by their first word."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one verb; returns the exit code.
+    """Run one command and return its exit code.
 
-    0 done; 1 a process of the run died, or nobody reads the output; 2 the user's mistake, one line on stderr; 3 nothing
-    fits the board; 4 too few actors left; 130 Ctrl-C, and 128 + N signal N. Without argv it is the program that ends
-    then, with what it left behind.
+    0: done. 1: a process of the run died, or the output's reader has closed. 2: the user's mistake, one line on stderr.
+    3: nothing fits the board. 4: too few actors left. 130: Ctrl-C, and 128 + N signal N. Without argv the program ends
+    then, with everything that it started.
     """
     if argv is not None:
         return _run(list(argv))
@@ -77,17 +77,17 @@ def _run(words: list[str]) -> int:
         complain(in_one_line(error))
         return 2
     except BrokenPipeError:
-        # Whoever read our output has left (`quarl ... | head`): nothing to report, and nothing to flush at exit.
+        # The reader of our output has left (`quarl ... | head`): nothing to report, and nothing to flush at exit.
         _leave_stdout()
         return 1
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             complain(f"the name {str(error.filename)[:40]}... is too long: choose another")
         elif error.errno in FULL:
-            complain(f"cannot write what was to be shown or kept: {error.strerror}; make room")
-            with contextlib.suppress(OSError):  # stdout may be a file there
+            complain(f"cannot write the output: {error.strerror}; free some disk space")
+            with contextlib.suppress(OSError):  # stdout may be a file on that disk
                 _leave_stdout()
-        else:  # the others are met where it is known what they mean
+        else:  # other errors are handled by the code that knows their meaning
             raise
         return 2
     except KeyboardInterrupt:
@@ -97,12 +97,12 @@ def _run(words: list[str]) -> int:
 
 
 def module_of(verb: str) -> str:
-    """Return the name of the module that runs a verb."""
+    """Return the name of the module that runs a command."""
     return f"quarl.lab.commands.{LAB[verb]}" if verb in LAB else f"quarl.commands.{verb.split()[0]}"
 
 
 def _load(config: Config) -> Any:
-    """Import the verb's module, which may take seconds, after announcing the command on a terminal."""
+    """Import the command's module, which may take seconds, after announcing the command on a terminal."""
     if sys.stderr.isatty():
         note(f"{config.command_line().removeprefix('quarl ')}: {summary(type(config))} ...")
     start, name = time.perf_counter(), module_of(config.verb)
@@ -113,5 +113,5 @@ def _load(config: Config) -> Any:
 
 
 def _leave_stdout() -> None:
-    """Nothing is left for Python to flush when it ends."""
+    """Leave nothing for Python to flush at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Options that were removed, and the one value of each that older runs, checkpoints and studies may still give it."""
+"""Options that were removed, with the only value that older runs, checkpoints and studies may still contain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REMOVED: Mapping[str, Any] = {
 
 
 def without_removed(options: Mapping[str, Any], where: object) -> dict[str, Any]:
-    """Return saved options without the removed ones; QuarlError, naming `where`, if one has another value."""
+    """Return saved options without the removed ones; raise QuarlError, naming `where`, if one has another value."""
     for name, default in REMOVED.items():
         value = options.get(name, default)
         if type(value) is not type(default) or value != default:

@@ -1,7 +1,7 @@
-"""Rows: what a verb measured, each field with the column that shows it, said once.
+"""Rows of a command's measurements, whose fields declare their columns once.
 
-A verb's row is a dataclass below `Row`. A field of the type Annotated[T, Column(...)] stands in the verb's table,
-others only in files; the string under a field is its meaning. Tables, CSV, JSON, its schema and
+A command's row is a dataclass below `Row`. A field of the type Annotated[T, Column(...)] is shown in the command's
+table, others only in files; the string under a field is its meaning. Tables, CSV, JSON, its schema and
 docs/reference/json.md follow from these.
 """
 
@@ -19,34 +19,36 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What all rows are."""
+    """The base of all rows."""
 
     command: ClassVar[str]
-    """The verb's, as the document of its rows names it."""
+    """Name of the command in the document of its rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """How a table shows a field."""
+    """The column of a table that shows a field."""
 
     heading: str
     text: Callable[..., str] = str
-    """The cell, of the values of the fields `of`; a lambda sees nothing but these."""
+    """Function from the values of the fields `of` to the cell's text; a lambda has only these."""
     of: tuple[str, ...] = ()
-    """Where empty, the field itself."""
+    """Fields shown in the cell; if empty, the field itself."""
     caption: str = ""
-    """Where set and all rows that have a cell agree, this, with {} for the cell and {s} for a plural's s, joins the
-    caption instead."""
+    """Text that joins the caption in place of the column if all cells agree.
+
+    It has {} for the cell and {s} for a plural's s.
+    """
     left: bool | None = None
-    """Where it stands in its column; of None, numbers stand right and all else left."""
+    """Alignment to the left; None aligns numbers to the right and all else to the left."""
     optional: bool = False
-    """Whether it is left out where no row has a cell, or only en dashes."""
+    """Leave the column out if no row has a cell, or only en dashes."""
     before: str = ""
-    """The field before whose column it stands, where that is not the next one's."""
+    """Field whose column follows this one, if it is not the next field."""
 
 
 def by(rows: Iterable[Each], key: Callable[[Each], Key]) -> dict[Key, list[Each]]:
-    """The rows of each key, both in the order in which they come."""
+    """Return the rows of each key, both in their original order."""
     groups: dict[Key, list[Each]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)
@@ -54,7 +56,7 @@ def by(rows: Iterable[Each], key: Callable[[Each], Key]) -> dict[Key, list[Each]
 
 
 def columns(row: type[Row]) -> tuple[Column, ...]:
-    """The columns of the row's table, from left to right."""
+    """Return the columns of the row's table, from left to right."""
     hints = get_type_hints(row, include_extras=True)
     shown = {
         name: replace(extra, of=extra.of or (name,), left=not _is_number(hint) if extra.left is None else extra.left)
@@ -77,7 +79,7 @@ def _is_number(hint: Any) -> bool:
 
 Algorithm = Annotated[str, Column("algorithm"), "dqn, ppo, ..."]
 Environment = Annotated[str, Column("environment"), "Id of the environment."]
-Source = Annotated[str, Column("agent", caption="agents from {}"), "Where the agent comes from."]
+Source = Annotated[str, Column("agent", caption="agents from {}"), "Source of the agent."]
 Method = Annotated[str, Column("method"), "fp32, ptq, distill, qat, actorq or untrained."]
 Precision = Annotated[
     str, Column("precision"), "fp32, fp16, bf16; intN: N-bit weights and 8-bit activations; wNaM: M-bit activations."
@@ -85,7 +87,7 @@ Precision = Annotated[
 Scheme = Annotated[
     str,
     Column("scheme", formats.unless_float, of=("scheme", "precision"), caption="scheme {}"),
-    "How weights and activations become codes: which grids, calibrated how.",
+    "Method of quantizing weights and activations: the grids and their calibration.",
 ]
 EngineName = Annotated[str, Column("engine", caption="on {}"), "The runtime whose kernels run the policy."]
 Measured = Annotated[
@@ -99,26 +101,28 @@ Episodes = Annotated[int, Column("episodes", caption="{} episode{s} each")]
 MaxEpisodes = Annotated[
     int | None,
     Column("at most", formats.count, caption="episodes until a verdict, at most {}", optional=True),
-    "Where episodes were played until there was a verdict: how many at most, and the ends of `difference` are those of "
-    "the look that decided, or of the last. Null where their number was fixed.",
+    "Largest number of episodes played until a verdict; the ends of `difference` are those of "
+    "the deciding analysis, or of the last. Null if the number of episodes was fixed.",
 ]
 Mean = Annotated[float | None, Column("return", formats.number), "Mean return."]
 Interval = Annotated[
     float | None,
     Column("95 % interval", formats.interval, of=("ci_low", "ci_high")),
-    "Ends of the 95 % interval of the mean; null of one episode.",
+    "Ends of the 95 % interval of the mean; null for one episode.",
 ]
 Verdict = Annotated[str | None, Column("verdict", formats.verdict, of=("verdict", "differs", "precision"))]
 Error = Annotated[
     float | None,
     Column("E %", formats.number),
-    "(fp32 - q) / |fp32| in percent of the mean returns: a loss is positive. Null where fp32's interval contains 0.",
+    "(fp32 - q) / |fp32| in percent of the mean returns: a loss is positive. Null if fp32's interval contains 0.",
 ]
-Returns = Annotated[list[float] | None, "Of each episode, in order, which is the same for all precisions."]
-Steps = Annotated[int, Column("steps", "{:,}".format), "Of the environment."]
+Returns = Annotated[list[float] | None, "Return of each episode, in the same order for all precisions."]
+Steps = Annotated[int, Column("steps", "{:,}".format), "Environment steps."]
 Updates = Annotated[int, Column("updates", "{:,}".format), "Gradient steps."]
 Minutes = Annotated[float, Column("minutes", "{:.1f}".format)]
-ActorPrecision = Annotated[str, Column("actor", formats.actor, of=("precision", "engine")), "What the actors run."]
+ActorPrecision = Annotated[
+    str, Column("actor", formats.actor, of=("precision", "engine")), "Precision and engine that the actors run."
+]
 RATIO = Column("samples per insert", "{:g}".format, caption="{} samples per insert")
 Joules = Annotated[
     float | None, Column("joules", lambda joules: "" if joules is None else f"{joules:,.0f}", optional=True)
@@ -126,5 +130,5 @@ Joules = Annotated[
 JoulesBy = Annotated[
     str | None,
     Column("joules by", lambda method: method or "", caption="joules by {}", optional=True),
-    "How the joules were found.",
+    "Method of measuring the joules.",
 ]

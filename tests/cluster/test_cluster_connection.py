@@ -185,8 +185,8 @@ def test_machines_begin_a_cluster_or_join_one_and_leave_it_at_a_signal(local: Ow
     start = [*quarl, "start", "--port", port, "--token", str(token), "--cpus", "7"]
     join = [*quarl, "join", local.address, "--token", str(local.token)]
     with running(start, join) as ((first, begun), (second, joined)):
-        assert begun == f"a cluster is at 127.0.0.1:{port}; Ctrl-C ends it\n"
-        assert joined == f"127.0.0.1 is in the cluster at {local.address}; Ctrl-C takes it out\n"
+        assert begun == f"a cluster is at 127.0.0.1:{port}; Ctrl-C stops it\n"
+        assert joined == f"127.0.0.1 is in the cluster at {local.address}; Ctrl-C removes it\n"
         assert [each["cpus"] for each in driver("auto", token)["machines"]] == [7]
         processes = {*below(first), *below(second)}
         os.kill(first, signal.SIGTERM)

@@ -157,7 +157,7 @@ def test_exported_files_are_played(tmp_path, capsys):
     assert file["rows"][0]["returns"] == own["rows"][0]["returns"]
     assert file["env_id"] == "CartPole-v1"
     assert main(f"eval {tmp_path / 'out' / 'policy.tflite'} --engine onnx".split()) == 2
-    assert "is played as it is, by its greedy actions: drop --engine" in capsys.readouterr().err
+    assert "is played as it is, with greedy actions: drop --engine" in capsys.readouterr().err
 
 
 def exported(path, target, folder):

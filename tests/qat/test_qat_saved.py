@@ -152,7 +152,7 @@ def test_verbs_tell_what_they_do_with_a_saved_model(tmp_path: Path, capsys: Any,
     assert "int3" in capsys.readouterr().out
     for verb in ("ptq", "distill"):
         assert main([verb, "agent.zip", "--env", "CartPole-v1", "-o", "none"]) == 2
-        assert "agent.zip is quantised already (int3)" in capsys.readouterr().err
+        assert "agent.zip is already quantized (int3)" in capsys.readouterr().err
     assert not Path("none").exists()
 
 

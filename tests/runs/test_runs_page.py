@@ -68,7 +68,7 @@ def test_evaluations_after_quantisation_began_are_of_that_precision(tmp_path, dr
     }
     assert max(steps["float32"]) < row["switched_at"] <= min(steps["w4a8"])
     marks = {point["label"]: point for point in points if point["label"] not in steps}
-    assert marks["quantisation acts"]["timesteps"] == row["switched_at"]
+    assert marks["quantization starts"]["timesteps"] == row["switched_at"]
     assert (marks["best"]["timesteps"], marks["best"]["mean"]) == (row["best_timesteps"], row["best_mean"])
     assert (marks["w4a8, last"]["mean"], marks["w4a8, last"]["ci_low"]) == (
         row["mean_quantised"],
@@ -92,7 +92,7 @@ def test_a_page_that_cannot_be_drawn_costs_the_page_and_not_the_run(tmp_path, ca
     monkeypatch.setattr("quarl.report.page.render", broken)
     assert main(words("a2c", "CartPole-v1", 256)) == 0
     captured = capsys.readouterr()
-    assert captured.err.endswith("quarl: no report was written (ValueError: no such font); the run is whole\n")
+    assert captured.err.endswith("quarl: no report was written (ValueError: no such font); the run is complete\n")
     assert "report:" not in captured.out
     assert (tmp_path / "logs/a2c/CartPole-v1_1/CartPole-v1.zip").is_file()
     assert not list(tmp_path.rglob("report.html"))

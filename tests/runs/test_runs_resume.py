@@ -88,7 +88,7 @@ def test_a_resumed_run_reaches_the_end_of_the_first_one_s_options(tmp_path, caps
     assert (args["n_timesteps"], args["seed"], args["eval_freq"]) == (500, 4, 100)
     assert not (tmp_path / "logs/dqn/CartPole-v1_2").exists()
     shown = capsys.readouterr().out.splitlines()
-    assert "it went on with other options than it began with" in shown[-4]
+    assert "options changed when the run was resumed" in shown[-4]
     assert shown[-3] == "report: logs/dqn/CartPole-v1_1/report.html"
     repeated = parse(shlex.split(shown[-1])[2:])
     assert (repeated.resume, repeated.n_timesteps, repeated.seed, repeated.eval_freq) == (False, 500, 4, 100)

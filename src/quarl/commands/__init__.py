@@ -1,1 +1,1 @@
-"""Verbs: each module's `run(config)` does one, from reading the model to the last printed line."""
+"""Commands: each module's `run(config)` executes one, from reading the model to the last printed line."""

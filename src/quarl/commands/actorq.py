@@ -1,4 +1,4 @@
-"""`quarl actorq`: trains with quantised actors, and shows how it goes."""
+"""`quarl actorq`: training with quantized actors, with a live view of its progress."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PLAN_STAGES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorQRow(Row):
-    """One run; its verb tells it in words."""
+    """One run; the command describes it in sentences."""
 
     command = "actorq"
     algo: str
@@ -42,23 +42,23 @@ class ActorQRow(Row):
     engine: str
     seed: int
     clock_s: float
-    """Of the training clock, on which evaluations are not."""
+    """Training clock in seconds, without evaluations."""
     wall_s: float
     timesteps: int
     updates: int
     samples_per_insert: float | None
     reached_s: float | None
-    """When the target was reached; null where there was none, or it was not."""
+    """Training clock in seconds at which the target was reached; null without a target, or if it was not reached."""
     final: dict[str, Any] | None
     """The last evaluation."""
     actor_deaths: int
     distilled: float | None = None
-    """Mean return of the policy that --distill made, on episodes of its own; null without it."""
+    """Mean return of the policy from --distill, on separate episodes; null without it."""
 
 
 def run(config: ActorQConfig) -> int:
-    """Trains to the end, or only plans; returns the exit code."""
-    if not config.resume:  # what is not said here, a run that goes on says
+    """Train to the end, or only plan; return the exit code."""
+    if not config.resume:  # a resumed run has saved the options that are not given here
         check_environment(config.algo, environment_of(config))
     if config.plan:
         return _plan(config)
@@ -69,7 +69,8 @@ def run(config: ActorQConfig) -> int:
     result, config = supervisor.result, supervisor.config
 
     def page() -> Path:
-        from quarl.commands.training_page import of_actorq  # matplotlib takes its time, and nothing waits for it now
+        # imported here: matplotlib takes its time, and nothing waits for it now
+        from quarl.commands.training_page import of_actorq
 
         return of_actorq(supervisor, [*said, *notes])
 
@@ -91,7 +92,7 @@ def run(config: ActorQConfig) -> int:
 
 
 def _train(config: ActorQConfig, notes: list[str]) -> Supervisor:
-    """The run, when it has ended; shown while it lasts. notes: takes what is said meanwhile."""
+    """Run the training with a live view and return its supervisor; `notes` receives the lines printed meanwhile."""
     console = Console(stderr=True, quiet=is_quiet())
 
     def say(line: str) -> None:
@@ -113,31 +114,31 @@ def _train(config: ActorQConfig, notes: list[str]) -> Supervisor:
 
 @contextlib.contextmanager
 def _machines(config: ActorQConfig, say: Callable[[str], None]) -> Iterator[tuple[ActorQConfig, dict[str, Any]]]:
-    """The options in numbers, and what a Supervisor takes of the machines that its actors are on."""
+    """Yield the options with all numbers chosen, and the Supervisor's arguments for the machines of its actors."""
     config, folder = auto.chosen(config, say), RunFolder(config.output)
     saved = folder.read_args() if config.resume and folder.options.is_file() else {}
     if config.cluster is None and saved.get("cluster") is None:
         yield config, {}
         return
-    from quarl.cluster.remote_family import clustered  # here: it needs Ray, and few have it
+    from quarl.cluster.remote_family import clustered  # imported here: it needs Ray, which few installations have
 
     with clustered(config, saved, say) as run:
         yield run
 
 
 def _distilled(config: ActorQConfig) -> float:
-    """Mean return of the learner's policy once it is distilled for the actors' precision; shows how it went."""
-    from quarl.commands import distill  # here: matplotlib takes its time
+    """Distill the learner's policy for the actors' precision with printed progress, and return its mean return."""
+    from quarl.commands import distill  # imported here: matplotlib takes its time
 
     folder, model = config.output / "distilled", str(config.output / "policy-fp32.safetensors")
-    shutil.rmtree(folder, ignore_errors=True)  # of a policy that may be an earlier one
+    shutil.rmtree(folder, ignore_errors=True)  # it may hold the result of an earlier policy
     about: Any = {"bits": (config.actor_precision,), "edge_bits": "same", "env": config.env, "seed": config.seed}
     distill.run(DistillConfig(model=(model,), output=folder, **about))
     return float(json.loads((folder / "rows.json").read_bytes())["rows"][0]["mean"])
 
 
 def _plan(config: ActorQConfig) -> int:
-    """Times the parts of the run for some seconds and prints what it would do; writes nothing but --json."""
+    """Time the parts of the run for some seconds and print the predicted rates; only --json writes a file."""
     config = auto.chosen(adopt(config, terminal.note), terminal.note)
     arms = tuple(dict.fromkeys((*throughput_plan.ARMS, (config.actor_precision, "litert"))))
     with energy.meter(config) as meter, terminal.progress(PLAN_STAGES) as progress:
@@ -155,7 +156,7 @@ def _plan(config: ActorQConfig) -> int:
 
 @contextlib.contextmanager
 def _view(console: Console) -> Iterator[Any]:
-    """Shows a table in place on a terminal, and nothing anywhere else."""
+    """Yield a function that shows a table in place on a terminal; elsewhere it does nothing."""
     if not console.is_terminal:
         yield lambda table: None
         return
@@ -198,7 +199,7 @@ def _rate(value: float | None) -> str:
 
 
 def _sent(config: ActorQConfig) -> str:
-    """What the actors run."""
+    """Return a description of the policy that the actors run."""
     rounded = "" if config.comm_bits is None else f" sent in {config.comm_bits} bits"
     return f"{config.actor_precision} policy{rounded}"
 

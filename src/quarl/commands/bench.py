@@ -1,4 +1,4 @@
-"""`quarl bench latency`: engines side by side."""
+"""`quarl bench latency`: the latency of engines side by side."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run(config: LatencyConfig) -> None:
         return
     networks = [with_hidden(widths) for widths in config.hidden()] or list(STANDARD)
     with energy.meter(config) as meter, terminal.progress(len(networks)) as progress:
-        # called before each network: the bar stands at those that are done
+        # called before each network: the bar counts finished ones
         rows = network_latency.measure(
             networks,
             seed=config.seed,
@@ -31,7 +31,7 @@ def run(config: LatencyConfig) -> None:
 
 
 def _of_files(config: LatencyConfig) -> None:
-    """Measures the policies, each in every precision, and the files."""
+    """Measure the policies, each in every precision, and the files."""
     with energy.meter(config) as meter, temporary_folder() as folder:
         named: list[file_latency.Named] = []
         for index, path in enumerate(find.named([word]) for word in config.model):

@@ -1,4 +1,4 @@
-"""`quarl budget`: which precisions of a policy fit a small board."""
+"""`quarl budget`: the precisions of a policy that fit a small board."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quarl.readers import find, load
 from quarl.rows import Column, Precision, Row
 
 NOTHING_FITS = 3
-"""The exit code that says so."""
+"""The exit code if no precision fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,24 +27,24 @@ class BudgetRow(Row):
     target: Annotated[str, Column("target")]
     precision: Precision
     flash: Annotated[int, Column("flash", formats.size)]
-    """Bytes of code and weights; of tflite of the file, without the interpreter."""
+    """Bytes of code and weights; for tflite, of the file without the interpreter."""
     ram: Annotated[int, Column("RAM", formats.size)]
     """Bytes of the stack, or of TFLite Micro's arena."""
     macs: Annotated[int, Column("MACs", "{:,}".format)]
     """Products of weights and activations in one action."""
     instructions: Annotated[int | None, Column("instructions", formats.count)]
-    """Of one action; null where they are not known."""
+    """Instructions of one action; null if they are unknown."""
     cycles: Annotated[float | None, Column("cycles %", formats.percent, optional=True)]
-    """Share of --mhz that --hz actions a second take, at an instruction a cycle: boards that wait for their flash take
-    more."""
+    """Share of --mhz that --hz actions per second take, at one instruction per cycle.
+    Boards that wait for their flash take more."""
     fits: Annotated[bool | None, Column("fits", lambda fits: {True: "yes", False: "no", None: "unknown"}[fits])]
-    """Within all bounds that were given; null where only the instructions, which are not known, decide."""
+    """True if it is within all given bounds; null if only the unknown instructions decide."""
     how: Annotated[str, Column("how", caption="{}")]
-    """How the numbers were found."""
+    """Source of the numbers."""
 
 
 def run(config: BudgetConfig) -> int | None:
-    """Prints a row for each target and precision; NOTHING_FITS where none does."""
+    """Print a row for each target and precision; return NOTHING_FITS if none fits."""
     (flash, ram), rows, said = config.bounds(), list[BudgetRow](), dict[str, None]()
     for policy in in_precisions(load.read(find.named(config.model, config.folder)), config.specs()):
         for target in config.target:
@@ -63,8 +63,8 @@ def run(config: BudgetConfig) -> int | None:
     if not rows:
         raise QuarlError(next(iter(said)))
     fitting = ", ".join(f"{row.precision} as {row.target}" for row in rows if row.fits)
-    about = f"Fits: {fitting}." if fitting else "Nothing fits; fewer bits or a smaller network would."
+    about = f"Fits: {fitting}." if fitting else "Nothing fits; use fewer bits or a smaller network."
     named = shlex.join([*config.model, *(["-f", str(config.folder)] if config.folder else [])])
-    loss = f"What a precision costs in return: quarl ptq {named} --mode static"
+    loss = f"To measure the return at each precision: quarl ptq {named} --mode static"
     terminal.tell(config, BudgetRow, rows, "Footprint of one policy", *said, about, loss, model=named)
     return None if fitting else NOTHING_FITS

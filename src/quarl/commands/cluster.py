@@ -1,4 +1,4 @@
-"""`quarl cluster`: this machine is given to a cluster as long as the command runs."""
+"""`quarl cluster`: adds this machine to a cluster while the command runs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from quarl.commands import terminal
 from quarl.config import ClusterJoinConfig, ClusterStartConfig
 from quarl.errors import QuarlError
 
-OPEN = "Ray listens on all addresses of a machine, at ports that it chooses: let nobody in but the cluster's machines"
+OPEN = "Ray listens on all addresses of a machine, at ports that it chooses: allow only the cluster's machines in"
 
 
 def run(config: ClusterStartConfig | ClusterJoinConfig) -> None:
-    """Returns never: Ctrl-C, or a signal, ends it, and nothing of it is left."""
+    """Run until Ctrl-C or a signal, then remove all traces."""
     need_ray()
     if isinstance(config, ClusterJoinConfig):
         token = token_file(config.token)
         join, host = reach(config.address)
         start = Start(token=token, folder=short_folder(), host=host, join=join, cpus=config.cpus)
-        said = [f"{host} is in the cluster at {join}; Ctrl-C takes it out"]
+        said = [f"{host} is in the cluster at {join}; Ctrl-C removes it"]
     else:
         try:
             socket.create_server((config.host, config.port)).close()
@@ -31,10 +31,10 @@ def run(config: ClusterStartConfig | ClusterJoinConfig) -> None:
         start = Start(token=token, folder=short_folder(), host=config.host, port=config.port, cpus=config.cpus)
         address = f"{config.host}:{config.port}"
         said = [
-            f"a cluster is at {address}; Ctrl-C ends it",
-            f"a machine joins by: quarl cluster join {address} --token {token}, once it has that file, too",
+            f"a cluster is at {address}; Ctrl-C stops it",
+            f"to join from another machine, copy that file to it: quarl cluster join {address} --token {token}",
         ]
     with Raylets(start, start.folder / "raylets.log") as raylets:
-        said.append("only this machine reaches it" if start.host == LOOPBACK else OPEN)
+        said.append("only this machine can reach it" if start.host == LOOPBACK else OPEN)
         terminal.say(*said)
         raylets.wait()

@@ -1,9 +1,9 @@
-"""`quarl demo`: do with a trained agent that comes with QuaRL what `quarl ptq` does with anybody's.
+r"""`quarl demo`: run `quarl ptq` on a trained agent that is shipped with QuaRL.
 
 The agent is a PPO on CartPole-v1. It was trained, in less than a minute on two cores, and saved by
 
-    quarl train --algo ppo --env CartPole-v1 -n 50000 --eval-freq 0 \
-        --params policy_kwargs:"dict(net_arch=dict(pi=(256,256),vf=(64,64)))"
+    quarl train --algo ppo --env CartPole-v1 -n 50000 --eval-freq 0 \ --params
+        policy_kwargs:"dict(net_arch=dict(pi=(256,256),vf=(64,64)))"
     python -c "import quarl; quarl.load('logs/ppo/CartPole-v1_1').save('CartPole-v1.quarl')"
 """
 
@@ -46,7 +46,7 @@ def run(config: DemoConfig) -> int:
         )
     )
     terminal.say("", *DISCLAIMER)
-    if sys.prefix not in (sys.base_prefix, os.environ.get("VIRTUAL_ENV")):  # as after `make demo`
+    if sys.prefix not in (sys.base_prefix, os.environ.get("VIRTUAL_ENV")):  # `make demo` does not activate it
         script = f"{sysconfig.get_path('scripts')}/activate"
         terminal.say(f"next: . {shlex.quote(min(script, os.path.relpath(script), key=len))}")
     return code

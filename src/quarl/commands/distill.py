@@ -1,4 +1,4 @@
-"""`quarl distill`: one agent's policy in few bits, taught by its own float self."""
+"""`quarl distill`: one agent's policy in few bits, trained to imitate its own float version."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ class DistillRow(Row):
     command = "distill"
     precision: Precision
     bits_mean: Annotated[float, Column("bits", "{:.2f}".format)]
-    """Of a weight, over all layers."""
+    """Mean bits of a weight, over all layers."""
     bits_of_layers: dict[str, int]
-    """By layer."""
+    """Bits of the weights by layer."""
     measured: Measured
     mean_fp32: Annotated[float | None, Column("fp32", formats.number, optional=True)]
-    """Mean return; null, as all that follows from returns, where observations stand in place of an environment."""
+    """Mean return; null, like all that depends on returns, if observations are given in place of an environment."""
     mean_calibrated: Annotated[float | None, Column("calibrated", formats.number, optional=True)]
-    """Mean return of what distillation begins with."""
+    """Mean return of the calibrated policy, from which distillation starts."""
     mean: Annotated[float | None, Column("distilled", formats.spread, of=("mean", "std"), optional=True)]
     std: float | None
     iqm: float | None
-    """Interquartile mean: of the middle half of the returns."""
+    """Interquartile mean, of the middle half of the returns."""
     ci_low: Annotated[float | None, Column("95 % interval", formats.interval, of=("ci_low", "ci_high"), optional=True)]
-    """Ends of the 95 % bootstrap interval of the mean return; null of one episode."""
+    """Ends of the 95 % bootstrap interval of the mean return; null for one episode."""
     ci_high: float | None
     error_pct: Annotated[float | None, Column("E %", formats.number, optional=True)]
-    """Loss of return in percent of fp32's; null where fp32's interval contains 0."""
+    """Loss of return in percent of fp32's; null if fp32's interval contains 0."""
     margin_pct: Annotated[float, Column("margin", "{:g} %".format, caption="margin {}")]
     """Loss that counts as non-inferior, in percent of the return in fp32."""
     noninferior: bool | None
@@ -62,33 +62,33 @@ class DistillRow(Row):
     ]
     """non-inferior, inferior or undecided, by the paired 95 % interval of the mean difference to fp32."""
     differs: bool | None
-    """Whether that interval does not contain 0."""
+    """True if that interval does not contain 0."""
     difference: float | None
-    """Mean of the paired differences to fp32, a loss being negative, and the ends of its 95 % interval."""
+    """Mean of the paired differences to fp32, negative for a loss, and the ends of its 95 % interval."""
     difference_low: float | None
     difference_high: float | None
     episodes: Episodes
     max_episodes: MaxEpisodes
     error_calibrated: Annotated[float | None, Column("calibrated errs %", formats.percent, optional=True)]
-    """Of actions on observations that were held out: the share that is not fp32's or, where continuous, the mean
-    absolute difference in shares of the range. Null where returns are measured."""
+    """Error of actions on held-out observations; null if returns are measured. It is the share of actions that
+    differ from fp32's; for continuous actions, the mean absolute difference as a share of the range."""
     error: Annotated[float | None, Column("distilled errs %", formats.percent, optional=True)]
-    """The same of what distillation ends with."""
+    """The same error after distillation."""
     round: Annotated[int, Column("round", lambda number: str(number) if number else "calibrated")]
-    """Whose snapshot was chosen; 0: what calibration made."""
+    """Round of the chosen snapshot; 0 is the calibrated policy."""
     updates: Updates
     states: Annotated[int, Column("states", "{:,}".format)]
-    """That were learned from, those of calibration included."""
+    """Number of training states, including those of calibration."""
     distillation_s: Annotated[float, Column("s", "{:.0f}".format)]
-    """Seconds of training and of the episodes that gave its states, validation apart."""
+    """Seconds of training and of the episodes that provided its states, without validation."""
     validation_mean: float | None
     """Mean return of the snapshot on the episodes that chose it."""
     validation_episodes: Annotated[int, Column("validation", "{:,}".format)]
-    """That were played to choose the snapshot."""
+    """Number of episodes played to choose the snapshot."""
     validation_s: Annotated[float, Column("its s", "{:.0f}".format)]
     """Seconds of validation."""
     bytes_packed: Annotated[int, Column("packed", formats.size)]
-    """Weights at their bits, scales and biases: what the policy weighs."""
+    """Size of the policy in bytes: weights at their bits, scales and biases."""
     returns: Returns
 
 
@@ -98,12 +98,12 @@ def run(config: DistillConfig) -> None:
     _check_folder(config)
     policy, environment = model.at_home(model.read(config), config)
     if is_quantized(policy):
-        raise QuarlError(f"{config.model[0]} is quantised already ({policy.spec.precision}); give the float policy")
+        raise QuarlError(f"{config.model[0]} is already quantized ({policy.spec.precision}); give the float policy")
     given = None if config.observations is None else model.observations(config.observations, policy)
     own_margin = replace(config, margin=config.loss_pct) if config.auto else config
     validation = Validation(policy, own_margin, given, environment)
     if given is None and environment is not None:
-        environment.make_for(policy).close()  # refused before the folder is made
+        environment.make_for(policy).close()  # raises before the folder is made
     looks: dict[QuantSpec, list[Snapshot]] = {}
     tried: list[AssignmentRow] = []
     said, replaced = list[str](), list[str]()
@@ -114,7 +114,7 @@ def run(config: DistillConfig) -> None:
         energy.meter(config) as meter,
     ):
         if given is not None:
-            terminal.note(f"only states of {config.observations} are learned from, and no return is measured")
+            terminal.note(f"training uses only the states in {config.observations}, and no return is measured")
         most = config.bounds()[0] * config.updates
         with terminal.progress(None if config.auto else len(config.specs()) * most) as progress:
 
@@ -131,23 +131,25 @@ def run(config: DistillConfig) -> None:
                 shared = {field.name: getattr(config, field.name) for field in fields(PrecisionsConfig)}
                 cells, tried, said = choose(policy, PtqConfig(**shared), progress, distilled, environment)
                 exact, (*_, last) = cells[0].evaluation, cells
-                if (spec := last.policy.spec) not in looks:  # it was good enough as calibration left it
+                if (spec := last.policy.spec) not in looks:  # it was good enough after calibration
                     looks[spec] = [next(distill(last.calibrated, spec, validation))]
                 looks, played = {spec: looks[spec]}, [last.evaluation]
             else:
                 calibrated = validation.calibrated()
                 for spec in config.specs():
                     distilled(calibrated, spec)
+        # play the chosen snapshots on fresh episodes
         chosen = [best(snapshots).policy for snapshots in looks.values()]
         for each in chosen:
             artifact.write(each, folder / f"{each.spec.precision}.safetensors")
         if given is None and exact is None:
             plays = [partial(validation.play, each) for each in (quantize(policy, EXACT), *chosen)]
             exact, *played = until_judged(plays, ends, config.margin)
+        # rows, curve and page
         rows = [_row(each, exact, q, validation) for each, q in zip_longest(looks.values(), played)]
         said += map(_sentence, rows, looks.values())
         about = model.told(config, policy, exact, meter.cost)
-        heading = "Returns on fresh episodes" if played else "Errors of actions on observations that were held out"
+        heading = "Returns on fresh episodes" if played else "Errors of actions on held-out observations"
         document, shown = model.keep(folder, DistillRow, rows, heading, tried, **about)
         env_id = document["env_id"]
         title, command = policy.provenance.title(env_id), replace(config, resume=False)
@@ -175,32 +177,32 @@ def run(config: DistillConfig) -> None:
 
 
 def _check_folder(config: DistillConfig) -> None:
-    """Refuses one that does not hold what --resume says."""
+    """Raise QuarlError unless the folder's checkpoints agree with --resume."""
     there = sorted(path.name for path in config.output.glob(f"{CHECKPOINT}*.safetensors"))
     if there and not config.resume:
-        raise QuarlError(f"{config.output} holds a run ({there[0]}): go on with --resume, or name another folder")
+        raise QuarlError(f"{config.output} holds a run ({there[0]}): continue with --resume, or use another folder")
     if config.resume and not there:
         raise NothingSavedError(f"no checkpoint in {config.output}; start without --resume")
 
 
 def _name(spec: QuantSpec) -> str:
-    """The precision, and of one that was chosen by layer the bits of each."""
+    """Return the precision, followed by the bits of each layer if they were chosen by layer."""
     return "-".join([spec.precision, *(str(bits) for _, bits in spec.layer_bits)])
 
 
 def _sentence(row: DistillRow, snapshots: Sequence[Snapshot]) -> str:
-    """Return what came of a precision and, if that is not enough, what to do next."""
+    """Return the result of a precision and, if it is not good enough, the next step."""
     if row.mean is None or row.mean_fp32 is None:
-        return f"{row.precision}: no return was measured; play the policy before it is used."
+        return f"{row.precision}: no return was measured; evaluate the policy before using it."
     changed = f"{formats.number(row.mean_calibrated)} calibrated, {formats.number(row.mean)} distilled"
     came = f"{changed}, of {formats.number(row.mean_fp32)} in fp32"
     if not row.round:
         better = f"none of {formats.counted(snapshots[-1].updates, 'update')} did better in validation"
-        came = f"calibration's codes stay; {better if len(snapshots) > 1 else 'validation asked for no training'}"
+        came = f"calibration's codes are kept; {better if len(snapshots) > 1 else 'validation required no training'}"
     advice = {
         UNDECIDED: f" {assessment.takes_more(asdict(row), row.mean_fp32)}: raise --{'max-' * bool(row.max_episodes)}"
         "episodes, and --validation, which ends training.",
-        INFERIOR: f" {row.precision} is inferior: raise --rounds or --updates, or take more bits.",
+        INFERIOR: f" {row.precision} is inferior: raise --rounds or --updates, or use more bits.",
     }
     return f"{row.precision}: {came}.{advice.get(row.verdict or '', '')}"
 

@@ -1,4 +1,4 @@
-"""`quarl doctor`: what can go wrong on this machine, found out before it does."""
+"""`quarl doctor`: checks this machine for problems before they occur."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ EXTRAS = {
     "trackio": ("trackio",),
     "video": ("imageio", "imageio-ffmpeg", "pygame-ce"),
 }
-"""The distributions that each extra brings."""
+"""The distributions in each extra."""
 MIN_PYTHON = (3, 11)
 MAX_ERROR = 1e-3
-"""A code that falls to the other side of a rounding boundary moves the small policy's output by less."""
+"""Largest accepted error; a code on the other side of a rounding boundary moves the small policy's output by less."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownBad:
-    """Two distributions that do not work together from certain versions on."""
+    """Two distributions that do not work together in certain versions."""
 
     package: str
     other: str
     is_bad: Callable[[tuple[int, ...], tuple[int, ...]], bool]
-    """Of their versions, as numbers."""
+    """Function of their version numbers that returns True if they do not work together."""
     symptom: str
     fix: str
 
@@ -72,22 +72,22 @@ class Check(Row):
     check: Annotated[str, Column("check")]
     found: Annotated[str, Column("found")]
     ok: Annotated[bool, Column("", lambda ok: "ok" if ok else "!")]
-    """False where something that is needed is missing or broken; an extra that is not installed is no fault."""
+    """False if a requirement is missing or broken; an extra that is not installed is fine."""
     advice: Annotated[str, Column("advice")]
-    """What to do, or what it means; empty where there is nothing to say."""
+    """How to fix it, or its meaning; empty if there is no advice."""
 
 
 def run(config: DoctorConfig) -> None:
-    """Prints one row a check; raises QuarlError where one failed, after the table."""
+    """Print one row per check; raise QuarlError after the table if one failed."""
     checks = examine()
     terminal.tell(config, Check, checks, "This machine")
     if failed := [check.check for check in checks if not check.ok]:
         checks_failed = "1 check" if len(failed) == 1 else f"{len(failed)} checks"
-        raise QuarlError(f"{checks_failed} failed: {', '.join(failed)}; the table's last column says what to do")
+        raise QuarlError(f"{checks_failed} failed: {', '.join(failed)}; see the advice in the table's last column")
 
 
 def examine() -> list[Check]:
-    """All checks, in the order they should be read."""
+    """Return all checks in reading order."""
     return [*_hardware(), *_packages(), *_pairs(), *_extras(), *_engines()]
 
 
@@ -95,14 +95,14 @@ def _hardware() -> list[Check]:
     sets = instruction_sets()
     dot = [name for name in sets if name in INT8_DOT]
     no_dot = (
-        "without them 8-bit products gain less over float32; ONNX Runtime's kernels for signed weights may saturate "
+        "8-bit products gain less over float32 without them; ONNX Runtime's kernels for signed weights may saturate "
         "here, so QuaRL's .onnx files hold unsigned ones"
     )
     memory = memory_gib()
     amount = "" if memory is None else f", {memory:g} GiB"
     return [
         Check("processor", f"{cpu_name()}, {usable_cores()} cores{amount}", True, ""),
-        Check("instruction sets", " ".join(sets) or "none that matter here", True, ""),
+        Check("instruction sets", " ".join(sets) or "none relevant", True, ""),
         Check("8-bit dot products", " ".join(dot) or "none", True, "" if dot else no_dot),
     ]
 
@@ -142,7 +142,7 @@ def _extras() -> list[Check]:
 
 
 def _engines() -> list[Check]:
-    """Every engine runs a small int8 policy and is compared with the reference."""
+    """Run a small int8 policy on every engine and compare it with the reference."""
     rows = []
     for name in importlib.import_module("quarl.engines").ENGINES:
         try:
@@ -150,18 +150,21 @@ def _engines() -> list[Check]:
         except MissingPackageError as missing:
             rows.append(Check(f"engine {name}", "not installed", True, str(missing).partition(": ")[2]))
             continue
-        except Exception as problem:  # whatever a broken installation of a runtime may raise
+        except Exception as problem:  # a broken installation of a runtime may raise any exception
             advice = f"{type(problem).__name__}: {str(problem).partition(chr(10))[0]}"
             rows.append(Check(f"engine {name}", "does not run", False, advice))
             continue
         close = error <= MAX_ERROR
         says = f"{'runs' if measured else 'simulates'} int8, {error:.1g} from the integer reference at most"
-        rows.append(Check(f"engine {name}", says, close, "" if close else "its results cannot be trusted here"))
+        rows.append(Check(f"engine {name}", says, close, "" if close else "its results are unreliable on this machine"))
     return rows
 
 
 def _try(engine: str) -> tuple[float, bool]:
-    """(largest difference to the integer reference's outputs, whether the kernels are real) on a small int8 policy."""
+    """Run a small int8 policy on the engine.
+
+    Return the largest difference to the integer reference's outputs, and True if its kernels are real.
+    """
     import numpy as np
 
     from quarl import engines

@@ -1,4 +1,4 @@
-"""`quarl envs`: suites and what they bring, or one environment and which algorithms fit."""
+"""`quarl envs`: lists suites of environments, or describes one and the algorithms that fit it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALL = (
     Suite("toy-text", "gymnasium.envs.toy_text", "gymnasium", "FrozenLake-v1"),
     *SUITES,
 )
-"""With those that are always there."""
+"""All suites, with those that are always installed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +39,14 @@ class SuiteRow(Row):
     suite: Annotated[str, Column("suite")]
     package: str
     version: Annotated[str | None, Column("installed", _installed, of=("package", "version", "install"))]
-    """Of the package; null where it is not installed."""
+    """Version of the package; null if it is not installed."""
     install: str
-    """The command that installs it; empty where it is installed."""
+    """The command that installs it; empty if it is installed."""
     ids: Annotated[int, Column("ids", "{:,}".format)]
-    """Living ones."""
+    """Number of current ids."""
     example: Annotated[str, Column("example")]
     algorithms: Annotated[list[str], Column("learners that fit it", lambda fitting: " ".join(fitting) or "–")]
-    """Those that can learn in the example; empty where the suite is not installed."""
+    """Algorithms that can learn in the example; empty if the suite is not installed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +59,11 @@ class FitRow(Row):
     observation_space: Annotated[str, Column("observations", caption="observations {}")]
     action_space: Annotated[str, Column("actions", caption="actions {}")]
     time_limit: Annotated[int | None, Column("time limit", _limit, caption="time limit {}", left=True)]
-    """Steps after which an episode is truncated; null: the environment never does that."""
+    """Steps after which an episode is truncated; null if the environment never truncates."""
     algo: Algorithm
     fits: Annotated[bool, Column("", lambda fits: "fits" if fits else "n/a")]
     reason: Annotated[str, Column("reason")]
-    """Why it does not; empty where it does."""
+    """Reason that it does not fit; empty if it fits."""
 
 
 def _installed(package: str, version: str | None, install: str) -> str:
@@ -75,7 +75,7 @@ def _limit(steps: int | None) -> str:
 
 
 def run(config: EnvsConfig) -> None:
-    """Prints one row a suite, or one an algorithm where an environment is named."""
+    """Print one row per suite, or one per algorithm if an environment is named."""
     if config.env:
         rows = describe(Environment.typed_by_user(config.env[0], EnvironmentOptions.said(config)))
         terminal.tell(config, FitRow, rows, rows[0].env_id, env_id=rows[0].env_id)
@@ -90,7 +90,7 @@ def run(config: EnvsConfig) -> None:
 
 
 def ids_of(suite: Suite) -> tuple[str, ...]:
-    """Its living ids, installed or not."""
+    """Return the suite's current ids, installed or not."""
     return suite.ids or tuple(sorted(id for id, spec in registry.items() if suite_of(spec, ALL) is suite))
 
 
@@ -108,7 +108,7 @@ def _suite_row(suite: Suite) -> SuiteRow:
 
 
 def describe(environment: Environment) -> list[FitRow]:
-    """Return one row an algorithm for the environment, which is made once."""
+    """Return one row per algorithm for the environment, which is made once."""
     living = environment.env_id
     with held(environment.make) as env:
         spec, observed = env.spec, unreadable(env.observation_space)
@@ -129,7 +129,7 @@ def describe(environment: Environment) -> list[FitRow]:
 
 
 def _learners(env_id: str) -> list[str]:
-    """Algorithms that fit; none where the environment cannot be made after all."""
+    """Return the algorithms that fit; none if the environment cannot be made."""
     with contextlib.suppress(QuarlError), held(partial(make, env_id)) as env:
         return [] if unreadable(env.observation_space) else list(fitting(env.action_space))
     return []
@@ -141,7 +141,7 @@ def _suite(env_id: str, spec: EnvSpec | None) -> str:
 
 
 def _time_limit(env_id: str, spec: EnvSpec | None) -> int | None:
-    """In steps of the environment, where its registration, its emulator or its suite says so."""
+    """Return the time limit in environment steps from its registration, its emulator or its suite; None without one."""
     if spec is None:
         return None
     frames = spec.kwargs.get(EPISODE_FRAMES)

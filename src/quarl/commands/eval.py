@@ -1,4 +1,4 @@
-"""`quarl eval`: returns of one policy as it is."""
+"""`quarl eval`: the returns of one policy as it is."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ class EvalRow(Row):
         float | None,
         Column("success %", formats.shares, of=("success", "success_low", "success_high"), optional=True),
     ]
-    """Share of the episodes whose last step says `is_success`, with Wilson's 95 % interval; null where none does."""
+    """Share of episodes whose last step has `is_success`, with Wilson's 95 % interval; null if none has it."""
     success_low: float | None
     success_high: float | None
     steps: Steps
     steps_per_s: Annotated[float, Column("steps/s", "{:,.0f}".format)]
-    """Of all environments together."""
+    """Steps of all environments together per second."""
     returns: Returns
 
 
 def run(config: EvalConfig) -> None:
-    """Plays the episodes and prints one row."""
+    """Play the episodes and print one row."""
     file = model.locate(config)
     engine: str | Engine = config.engine
     is_exported = bool(runtimes.for_file(file))
     policy: Policy
     if is_exported:
         if config.stochastic or "engine" in config.typed:
-            raise QuarlError(f"{file} is played as it is, by its greedy actions: drop --engine and --stochastic")
+            raise QuarlError(f"{file} is played as it is, with greedy actions: drop --engine and --stochastic")
         policy, engine = verification.opened(file)
     else:
         policy = model.read(config)

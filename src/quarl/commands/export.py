@@ -1,4 +1,4 @@
-"""`quarl export`: a policy as a file for another runtime or a small board, in a folder with its proof."""
+"""`quarl export`: a policy as a file for another runtime or a small board, with test vectors in its folder."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from quarl.readers.normalizer import outside, sentence
 
 
 def run(config: ExportConfig) -> None:
-    """Writes the folder and prints what each runtime of this machine makes of it."""
+    """Write the folder and print the results of each runtime on this machine."""
     policy, environment = model.at_home(model.read(config), config)
     given = None if config.observations is None else model.observations(config.observations, policy)
     about: Any = {"observations": given, "environment": environment, "seed": config.seed}
     exported = quantised(policy, config.to, config.precision, config.mode, **about)
     said: list[str] = []
     if is_quantized(policy) and exported is not policy:
-        said.append("its activations are on grids that were just calibrated: static, and the policy is dynamic")
+        said.append("its activations use grids calibrated now: the file is static, while the policy is dynamic")
     if exported is not policy and (is_quantized(policy) or given is not None):
         said += judged(policy, exported, episodes=config.episodes, seed=config.seed, environment=environment)
     source = model.locate(config)

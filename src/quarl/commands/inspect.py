@@ -1,4 +1,4 @@
-"""`quarl inspect`: what a precision does to the weights of each layer, or of several models side by side."""
+"""`quarl inspect`: the effect of a precision on the weights of each layer, or of several models side by side."""
 
 from __future__ import annotations
 
@@ -26,23 +26,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PLAIN = "per-channel"
-"""The scheme that stands in for those that need observations, where there are weights alone."""
+"""The scheme used in place of those that need observations, if there are only weights."""
 Layers = Sequence[LayerWeights]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Model:
-    """A file whose weights are looked at."""
+    """A file whose weights are inspected."""
 
     path: Path
     policy: Policy | None
     layers: tuple[LayerWeights, ...]
     note: str = ""
-    """Why there is no policy, where one might be expected."""
+    """Reason that there is no policy in a file that could hold one."""
 
 
 def run(config: InspectConfig) -> int:
-    """Print a row for each layer, or each of several models; write the figure and output.txt; return the exit code."""
+    """Print a row for each layer, or for each of several models; write the figure and output.txt.
+
+    Return the exit code.
+    """
     files = [_read(config, words) for words in config.models()]
     return _compare(config, files) if len(files) > 1 else _one(config, files[0])
 
@@ -61,7 +64,7 @@ def _read(config: InspectConfig, words: Sequence[str]) -> _Model:
             path,
             None,
             weights_only.read_model(file),
-            f"Not a policy that QuaRL runs ({error}): all weights in the file.",
+            f"Not a policy that QuaRL can run ({error}): showing all weights in the file.",
         )
     return _Model(path, policy, of_policy(policy))
 
@@ -73,7 +76,7 @@ def _one(config: InspectConfig, file: _Model) -> int:
     line = weight_bias_line(file.path.name, file.layers)
 
     def draw() -> Figure:
-        from quarl.report.weight_figures import weight_distribution  # here: matplotlib is an extra's
+        from quarl.report.weight_figures import weight_distribution  # imported here: matplotlib belongs to an extra
 
         return weight_distribution(layers, title)
 
@@ -87,15 +90,15 @@ def _one(config: InspectConfig, file: _Model) -> int:
         said += _reasons(config, [file])
     elif not is_quantized(file.policy) and _is_rewritten(layers[0].row):
         scheme = layers[0].row.scheme
-        said += ["", f"Scheme {scheme} rescales channels before it rounds: these are the weights it rounds."]
+        said += ["", f"Scheme {scheme} rescales channels before rounding: these are the rescaled weights."]
     said += ["", line, *figure]
     return terminal.tell(config, LayerRow, [layer.row for layer in layers], title, *said, **about)
 
 
 def _sides(config: InspectConfig, file: _Model, alone: bool) -> tuple[Layers, Layers, QuantSpec]:
-    """The float layers, the same ones in the precision that was asked for, or in a quantised policy's own, and that.
+    """Return the float layers, the layers in the requested precision or a quantized policy's own, and that precision.
 
-    alone: the weights as they lie in the file, which give no observations to calibrate with.
+    `alone` uses the weights of the file unchanged, without observations for calibration.
     """
     policy, spec = file.policy, QuantSpec.parse(config.bits, scheme=config.scheme)
     if is_quantized(policy):
@@ -111,7 +114,10 @@ def _sides(config: InspectConfig, file: _Model, alone: bool) -> tuple[Layers, La
 
 
 def _has_weights_alone(config: InspectConfig, file: _Model) -> bool:
-    """Whether there is no policy, or a float one with nowhere to make the observations that the scheme needs."""
+    """Return True if there are only weights.
+
+    There is no policy, or a float one without an environment for the observations that the scheme needs.
+    """
     policy = file.policy
     if policy is None:
         return True
@@ -120,7 +126,7 @@ def _has_weights_alone(config: InspectConfig, file: _Model) -> bool:
 
 
 def _compare(config: InspectConfig, files: Sequence[_Model]) -> int:
-    """All weights of each model together, as they lie in its file."""
+    """Print a row for all weights of each model, as they are in its file."""
     labels = _labels(config, files)
     compared = [whole(label, *_sides(config, file, alone=True)) for file, label in zip(files, labels, strict=True)]
     lines = [weight_bias_line(label, file.layers) for file, label in zip(files, labels, strict=True)]
@@ -139,7 +145,7 @@ def _compare(config: InspectConfig, files: Sequence[_Model]) -> int:
 
 
 def _write(config: InspectConfig, draw: Callable[[], Figure], lines: Sequence[str]) -> list[str]:
-    """Writes the lines and, if it can be drawn, the figure; returns the line that names it."""
+    """Write the lines and, if it can be drawn, the figure; return the line that names it."""
     with staged(config.output) as folder:
         write_bytes("".join(f"{line}\n" for line in lines).encode(), folder / "output.txt")
 
@@ -155,7 +161,7 @@ def _write(config: InspectConfig, draw: Callable[[], Figure], lines: Sequence[st
 
 
 def _labels(config: InspectConfig, files: Sequence[_Model]) -> list[str]:
-    """What tells the models apart: their file names, or else the words that name them."""
+    """Return labels that distinguish the models: their file names, otherwise the words that name them."""
     names = [file.path.name for file in files]
     words = ["/".join(words) for words in config.models()]
     return names if len(set(names)) == len(names) and config.folder is None else words
@@ -171,15 +177,15 @@ def _plain(config: InspectConfig) -> QuantSpec:
 
 
 def _reasons(config: InspectConfig, files: Sequence[_Model]) -> list[str]:
-    """What a reader has to know about the numbers, each a line; nothing where they are as asked."""
+    """Return notes that the numbers need, one per line; none if they are as requested."""
     notes = [file.note for file in files if file.note]
     if _are_rounded(files) and _plain(config).scheme.name != config.scheme and _plain(config).float_type is None:
-        notes.append(f"Scheme {config.scheme} needs observations and weights alone give none: rounded by {PLAIN}.")
+        notes.append(f"Scheme {config.scheme} needs observations, and weights alone give none: rounded with {PLAIN}.")
     return ["", *notes] if notes else []
 
 
 def _are_rounded(files: Sequence[_Model]) -> bool:
-    """Whether the precision that was asked for says anything of some model: quantised ones are shown as they are."""
+    """Return True if the requested precision applies to a model; quantized models are shown as they are."""
     return any(not is_quantized(file.policy) for file in files)
 
 

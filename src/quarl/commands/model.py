@@ -1,4 +1,4 @@
-"""The policy that the words of the command line name."""
+"""The policy named on the command line."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from quarl.report import schema, tables
 from quarl.rows import Row
 
 CHECKPOINT = "checkpoint-"
-"""First letters of the files from which `quarl distill --resume` continues."""
+"""Prefix of the files from which `quarl distill --resume` continues."""
 
 
 def locate(config: ModelConfig) -> Path:
-    """The path that MODEL means: itself, or the latest run of ALGO ENV under the folder."""
+    """Return the path of MODEL: the file itself, or the latest run of ALGO ENV under the folder."""
     return find.named(config.model, config.folder)
 
 
@@ -50,8 +50,8 @@ def list_replaced(config: PtqConfig | DistillConfig, said: list[str], folder: Pa
     """Check the output folder again, and list its files that those of `folder` replace.
 
     Args:
-        config: The verb's options.
-        said: Takes a line about replaced files, and one about policies of an earlier run that stay beside them.
+        config: The command's options.
+        said: Receives a line about replaced files, and one about policies of an earlier run that stay beside them.
         folder: The new files.
 
     Raises:
@@ -69,7 +69,7 @@ def list_replaced(config: PtqConfig | DistillConfig, said: list[str], folder: Pa
 
 
 def read(config: ModelConfig) -> Policy:
-    """The policy (or the quantised one) at `locate(config)`; ALGO must be what the file says it is."""
+    """Return the (float or quantized) policy at `locate(config)`; ALGO must agree with the file."""
     return load.read(
         locate(config),
         config.model[0] if config.folder is not None else "",
@@ -79,33 +79,51 @@ def read(config: ModelConfig) -> Policy:
 
 
 def at_home(policy: Policy, config: ModelConfig) -> tuple[Policy, Environment | None]:
-    """Return what `in_environment` makes of the verb's options, which are noted if the policy's file says otherwise."""
+    """Apply the command's environment options with `in_environment`.
+
+    The environment is printed if it differs from the policy's file.
+    """
     policy_at_home, environment = in_environment(policy, config.env, **config.environment())
     if EnvironmentOptions.said(config) != UNSAID and policy_at_home.provenance != policy.provenance:
         assert environment is not None
-        with contextlib.suppress(MissingEnvironmentError):  # recorded observations may do instead
-            environment.make_for(policy_at_home).close()  # a mistake is one line
+        with contextlib.suppress(MissingEnvironmentError):  # recorded observations may be used instead
+            environment.make_for(policy_at_home).close()  # raises a one-line error for a mistake
         note(f"environment: {described(policy_at_home.provenance)}")
     return policy_at_home, environment
 
 
 def observations(file: Path, policy: Policy) -> Array:
-    """The recorded observations [N, *shape] in an .npy file, or the one array of an .npz, or one for each
-    key of a Dict, in the policy's dtype."""
+    """Return the recorded observations [N, *shape] of a file in the policy's dtype.
+
+    The file is an .npy, or an .npz with one array, or with one array for each key of a Dict.
+
+    Raises:
+        QuarlError: The file is neither, or its arrays do not fit the policy.
+    """
     with reading(file):
         data = read_bytes(file)
         if not data.startswith((b"PK", b"\x93NUMPY")):
-            raise QuarlError(f"{file} is not a .npy or .npz file: save the rows with numpy.save and give that")
+            raise QuarlError(f"{file} is not a .npy or .npz file: save the observations with numpy.save")
         arrays = read_npz(data, str(file)) if data[:2] == b"PK" else {"": read_npy(data, str(file))}
     if policy.inputs and len(arrays) > 1:
         return policy_rows(policy, arrays)[0]
     if len(arrays) != 1:
-        raise QuarlError(f"{file} holds {len(arrays)} arrays: save the observations alone")
+        raise QuarlError(f"{file} holds {len(arrays)} arrays: save only the observations")
     return policy_rows(policy, *arrays.values())[0]
 
 
 def told(config: ModelConfig, policy: Policy, played: Evaluation | None, energy: Energy | None = None) -> schema.Told:
-    """What the document of a verb's rows says of them. played: the episodes, where there were any."""
+    """Return the header of the document of a command's rows.
+
+    Args:
+        config: The command's options.
+        policy: The policy.
+        played: The evaluation, if there was one.
+        energy: Energy of the run, if it was measured.
+
+    Returns:
+        Fields of the document.
+    """
     env_id, seed = (policy.provenance.env_id, config.seed) if played is None else (played.env_id, played.seed)
     about = schema.Told(model=str(locate(config)), algo=policy.provenance.algo, env_id=env_id, seed=seed)
     return {**about, "energy": energy, "statistics": sentence(policy)}
@@ -122,12 +140,12 @@ def keep(
     """Write the rows as JSON and CSV, and print and write the assignments of bits that were tried.
 
     Args:
-        folder: Where the files are written.
-        kind: The class of the rows.
-        rows: The verb's rows.
-        heading: The heading of their table.
-        tried: The assignments; none without a search.
-        about: Facts for the documents.
+        folder: Folder of the files.
+        kind: Class of the rows.
+        rows: Rows of the command.
+        heading: Heading of their table.
+        tried: Assignments; none without a search.
+        **about: Facts for the documents.
 
     Returns:
         The document of the rows, and the tables of the page with their headings.

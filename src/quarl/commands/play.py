@@ -1,4 +1,4 @@
-"""`quarl play`: an agent at work in float and quantised, side by side, on a window or in a video."""
+"""`quarl play`: an agent in float and quantized, side by side, in a window or a video."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from quarl.report.style import INK, PAPER
 from quarl.rows import Column, EngineName, Measured, Precision, Row, Steps
 
 Show = Callable[[Array], None]
-"""Takes a picture, uint8 [H, W, 3]."""
+"""Function that shows a picture, uint8 [H, W, 3]."""
 NARROWEST = 320
-"""Pixels over which a caption fits; smaller pictures are enlarged by whole numbers."""
+"""Smallest width in pixels, which a caption needs; smaller pictures are enlarged by whole numbers."""
 CAPTION, GAP = 44, 4
-"""Pixels above a picture, where two lines of text fit, and between two."""
+"""Pixels above a picture, for two lines of text, and between two pictures."""
 Player = tuple[QuantizedPolicy, Engine]
 
 
@@ -53,14 +53,14 @@ class PlayRow(Row):
     engine: EngineName
     measured: Measured
     episode: Annotated[int, Column("episode")]
-    """From 0 on; it begins as that of `quarl eval` with the same seed does."""
+    """Number of the episode from 0; it starts the same as in `quarl eval` with the same seed."""
     total: Annotated[float, Column("return", formats.number)]
     """Sum of rewards."""
     steps: Steps
 
 
 class Filmed(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment with what the caption over its pictures says."""
+    """An environment with the contents of the caption over its pictures."""
 
     total, steps, over = 0.0, 0, False
 
@@ -70,25 +70,25 @@ class Filmed(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation, reward, terminated, truncated, info
 
     def picture(self) -> Image.Image:
-        """NARROWEST wide at least."""
+        """Return the rendered picture, at least NARROWEST wide."""
         name = name_of(self.env)
         try:
             picture = np.asarray(self.env.render())
         except gymnasium.error.DependencyNotInstalled:
             raise QuarlError(f"drawing {name} needs an extra: pip install 'quarl[video]'") from None
-        except RAISED as error:  # of any simulator, which says in its own way that it has no display
-            raise QuarlError(f"{name} cannot be drawn here: {first_line(error)}") from None
+        except RAISED as error:  # simulators without a display raise exceptions of any type
+            raise QuarlError(f"{name} cannot be rendered here: {first_line(error)}") from None
         if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
-            raise QuarlError(f"{name} gives no picture (rgb_array) of itself: add a render(), or play another")
+            raise QuarlError(f"{name} returns no picture (rgb_array): add a render(), or play another one")
         times = -(-NARROWEST // picture.shape[1])
         return Image.fromarray(picture.repeat(times, 0).repeat(times, 1))
 
 
 def run(config: PlayConfig) -> None:
-    """Plays the episodes for all to see, and prints a row for each and each precision."""
+    """Play and show the episodes, and print a row for each episode and precision."""
     if sys.platform not in ("darwin", "win32") and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
         if config.record is None:
-            raise QuarlError("there is no display to open a window on: add --record play.mp4")
+            raise QuarlError("there is no display for a window: add --record play.mp4")
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # before they are imported
         os.environ.setdefault("MUJOCO_GL", "egl")
     policy, environment = model.at_home(model.read(config), config)
@@ -98,7 +98,7 @@ def run(config: PlayConfig) -> None:
     where |= {"make": partial(where["make"], render_mode="rgb_array"), "stochastic": policy.provenance.stochastic}
     setting = Play(policy=policy, batch=len(players), stream="evaluation", seed=config.seed, **where)
     with held(setting.make) as env:
-        rate = float(env.metadata.get("render_fps") or 30)  # gymnasium, too, takes 30 where nothing is said
+        rate = float(env.metadata.get("render_fps") or 30)  # the default of gymnasium is 30, too
     rows = []
     with _window(rate) if config.record is None else _video(config.record, rate) as show:
         for episode in range(config.episodes):
@@ -112,10 +112,10 @@ def run(config: PlayConfig) -> None:
 
 
 def _policies(policy: Policy, environment: Environment, config: PlayConfig) -> list[QuantizedPolicy]:
-    """The policy in float and quantised; alone where it is quantised already."""
+    """Return the policy in float and quantized; a quantized policy alone."""
     if isinstance(policy, QuantizedPolicy):
-        config.refuse(("bits", "scheme"), f"is of float policies, and this one is {policy.spec.precision}")
-        terminal.note(f"the file has the policy in {policy.spec.precision} alone: it is shown without its float twin")
+        config.refuse(("bits", "scheme"), f"applies to float policies, and this one is {policy.spec.precision}")
+        terminal.note(f"the file has the policy in {policy.spec.precision} alone: it is shown without a float version")
         return [policy]
     spec = QuantSpec.parse(config.bits, scheme=config.scheme)
     observations = record(policy, seed=config.seed, environment=environment) if spec.needs_observations else None
@@ -123,7 +123,7 @@ def _policies(policy: Policy, environment: Environment, config: PlayConfig) -> l
 
 
 def _play(setting: Play, players: Sequence[Player], episode: int, show: Show) -> list[Filmed]:
-    """Each player's environment after that episode, which all of them begin alike and play in step."""
+    """Play the episode with all players in step from the same start, and return each player's environment."""
     stages: list[Filmed] = []
 
     def make() -> Filmed:
@@ -132,10 +132,11 @@ def _play(setting: Play, players: Sequence[Player], episode: int, show: Show) ->
 
     def act(observations: Array) -> Array:
         if len(stages) < len(players):
-            raise QuarlError(f"{name_of(stages[0])} can be made once at a time: play the files of quarl ptq one by one")
+            raise QuarlError(f"{name_of(stages[0])} allows one instance only: play the files of quarl ptq one by one")
         show(_picture(players, stages))
         seen = observations.copy()
-        seen[[stage.over for stage in stages]] = 0  # nobody acts on what ended an episode, which may be NaN
+        # zeros replace the observation of a finished episode, which may be NaN
+        seen[[stage.over for stage in stages]] = 0
         pairs = zip(players, seen[:, None], strict=True)
         return np.concatenate([engines.sound(player, x, engine.run(x)) for (player, engine), x in pairs])
 
@@ -146,7 +147,7 @@ def _play(setting: Play, players: Sequence[Player], episode: int, show: Show) ->
 
 
 def _picture(players: Sequence[Player], stages: Sequence[Filmed]) -> Array:
-    """The environments side by side under their captions, uint8 [H, W, 3] with even sides, as videos want them."""
+    """Return the environments side by side under their captions, uint8 [H, W, 3], with even sides as videos require."""
     pictures = [stage.picture() for stage in stages]
     width = sum(picture.width + GAP for picture in pictures) - GAP
     height = max(picture.height for picture in pictures) + CAPTION
@@ -164,12 +165,12 @@ def _picture(players: Sequence[Player], stages: Sequence[Filmed]) -> Array:
 
 @contextmanager
 def _window(rate: float) -> Iterator[Show]:
-    """Shows so many pictures a second; who closes the window ends the program."""
+    """Yield a function that shows that many pictures per second; closing the window ends the program."""
     pygame: Any = importlib.import_module("pygame")
     clock = pygame.time.Clock()
 
     def show(picture: Array) -> None:
-        pygame.display.init()  # some environments end it with themselves
+        pygame.display.init()  # some environments close it with themselves
         surface = pygame.display.get_surface() or pygame.display.set_mode(picture.shape[1::-1])
         surface.blit(pygame.surfarray.make_surface(picture.swapaxes(0, 1)), (0, 0))
         pygame.display.flip()
@@ -192,6 +193,6 @@ def _video(file: Path, rate: float) -> Iterator[Show]:
     try:
         with imageio.get_writer(buffer, file.suffix, **options) as writer:
             yield writer.append_data
-    except OSError as error:  # the encoder's own temporary file
-        raise QuarlError(f"cannot write {file}: {first_line(error)}; choose a folder that has room") from None
+    except OSError as error:  # raised for the encoder's own temporary file
+        raise QuarlError(f"cannot write {file}: {first_line(error)}; choose a folder with free space") from None
     write_bytes(buffer.getvalue(), file)

@@ -1,4 +1,4 @@
-"""`quarl ptq`: one agent at many precisions, as rows, figures, a page and the quantised policies."""
+"""`quarl ptq`: one agent at many precisions, as rows, figures, a page and the quantized policies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quarl.readers.normalizer import sentence
 from quarl.report import assessment, schema, tables
 
 DRAWN_BITS = 8
-"""The width whose levels the weight figure shows, or the nearest that was asked for."""
+"""Bits whose levels the weight figure shows, or the nearest requested width."""
 
 
 def run(config: PtqConfig) -> int:
@@ -30,7 +30,7 @@ def run(config: PtqConfig) -> int:
     policy, environment = model.at_home(model.read(config), config)
     if is_quantized(policy):
         raise QuarlError(
-            f"{config.model[0]} is quantised already ({policy.spec.precision}); give the float policy or use quarl eval"
+            f"{config.model[0]} is already quantized ({policy.spec.precision}); give the float policy or use quarl eval"
         )
     replaced: list[str] = []
     with staged(config.output, partial(model.list_replaced, config, replaced)) as folder:
@@ -57,7 +57,7 @@ def _draw(
     shown: Sequence[tuple[str, tables.Cells]],
 ) -> Path:
     """Write the figures and the page into `folder`; return the final path of the page."""
-    from quarl.report import page, ptq_figures, weight_figures  # here: matplotlib is an extra's
+    from quarl.report import page, ptq_figures, weight_figures  # imported here: matplotlib belongs to an extra
 
     rows, policy, layers = document["rows"], cells[0].calibrated.policy, _drawn_layers(cells)
     title = policy.provenance.title(document["env_id"])
@@ -65,13 +65,13 @@ def _draw(
         (name, draw.__doc__ or "", draw(rows, f"{title}: {about}"))
         for name, (draw, about) in ptq_figures.FIGURES.items()
     ]
-    caption = "Weights of each layer (blue, logarithmic) and the levels that the quantiser offers them (orange)"
+    caption = "Weights of each layer (blue, logarithmic) and the levels of the quantizer (orange)"
     weights = weight_figures.weight_distribution(layers, f"{title}: weights and {layers[0].row.precision} levels")
     drawn.append(("weights", f"{caption}; per channel, those of the channel with the widest step.", weights))
     page.write(
         folder,
         drawn,
-        title=f"{title}: post-training quantisation",
+        title=f"{title}: post-training quantization",
         facts=_facts(policy, document),
         sentences=said,
         tables=shown,
@@ -81,14 +81,14 @@ def _draw(
 
 
 def _path(cell: Cell, config: PtqConfig, folder: Path) -> Path:
-    """The file of a quantised policy: its precision, and its scheme where there are several."""
+    """Return the file of a quantized policy: its precision, followed by its scheme if there are several."""
     alone = len(config.scheme) == 1 or cell.policy.spec.float_type
     name = cell.row.precision if alone else f"{cell.row.precision}-{cell.row.scheme}"
     return folder / f"{name}.safetensors"
 
 
 def _drawn_layers(cells: Sequence[Cell]) -> list[Layer]:
-    """The layers at DRAWN_BITS or near it, against the weights that were rounded."""
+    """Return the layers at DRAWN_BITS or the nearest width, against the weights that were rounded."""
     calibrated = cells[-1].calibrated
     integers = [cell for cell in cells if cell.policy.spec.float_type is None]
     chosen = min(integers or cells[-1:], key=lambda cell: abs(cell.row.bits_weights - DRAWN_BITS)).policy

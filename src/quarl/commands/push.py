@@ -1,4 +1,4 @@
-"""`quarl push`: a folder with its model card on the Hugging Face hub."""
+"""`quarl push`: publishes a folder with its model card on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from quarl.report import assessment, tables
 
 CARD = "README.md"
 KINDS = {"ptq": PtqRow, "eval": EvalRow}
-"""Rows with returns, by the command that wrote them."""
+"""Kinds of rows with returns, by the command that wrote them."""
 PUBLISHED = (".quarl", ".safetensors", ".tflite", ".onnx", ".c", ".h", ".npz", ".json", ".csv", ".png", ".html")
 
 
 def run(config: PushConfig) -> None:
-    """Publishes the folder, or writes what would be published."""
+    """Publish the folder, or write the files that would be published."""
     folder = Path(config.model[0])
     rows = config.rows or folder / "rows.json"
     contract = read_document(folder / CONTRACT) if (folder / CONTRACT).is_file() else {}
     document = read_document(rows) if config.rows or rows.is_file() else {}
     if not contract and not document:
         raise QuarlError(
-            f"{folder} is no folder of quarl export or quarl ptq: neither {CONTRACT} nor rows.json is there"
+            f"{folder} is not a folder of quarl export or quarl ptq: it has neither {CONTRACT} nor rows.json"
         )
     if config.to is not None:
         with staged(config.to) as out:
@@ -49,19 +49,19 @@ def run(config: PushConfig) -> None:
 
 
 def _fill(out: Path, folder: Path, contract: Mapping[str, Any], document: Mapping[str, Any], name: str) -> None:
-    """Copies what is published, whose sums hold for the card, too."""
+    """Copy the files to publish, write the card, and update the checksums."""
     for path in sorted(folder.iterdir()):
         if path.is_file() and not path.is_symlink() and path.suffix in PUBLISHED:
             shutil.copy(path, out / path.name)
     figures = [path.name for path in sorted(out.glob("*.png"))]
     page = ""
     if contract:
-        next(verify(folder, episodes=0))  # looks at the sums first
+        next(verify(folder, episodes=0))  # checks the checksums first
         page = (folder / CARD).read_text()
     try:
         card = _card(contract, document, name, figures, page)
     except (KeyError, TypeError, ValueError, StopIteration, AttributeError) as error:
-        raise QuarlError(f"{folder}: its rows or contract lack what a card says ({error!r}); measure it anew") from None
+        raise QuarlError(f"{folder}: its rows or contract lack a field ({error!r}); measure it again") from None
     write_bytes(card.encode(), out / CARD)
     if (folder / SUMS).is_file():
         lines = (folder / SUMS).read_text().splitlines()
@@ -70,7 +70,7 @@ def _fill(out: Path, folder: Path, contract: Mapping[str, Any], document: Mappin
 
 
 def _card(contract: Mapping[str, Any], document: Mapping[str, Any], name: str, figures: list[str], page: str) -> str:
-    """The model card: what the hub reads of it, in JSON, which is YAML; how to call the file; table and figures."""
+    """Return the model card: metadata for the hub in JSON, which is YAML; usage of the file; table and figures."""
     algo = document.get("algo") or contract.get("source", {}).get("algo") or "policy"
     env_id = document.get("env_id") or contract.get("environment", {}).get("id") or "no environment"
     rows = document.get("rows", [])

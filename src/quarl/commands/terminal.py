@@ -1,4 +1,4 @@
-"""What a person sees while and after a verb runs: progress on stderr, tables and the repeating command on stdout."""
+"""Output of a command: progress on stderr, tables and the repeating command on stdout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class NoRoom(Unwritten):
 
 
 def show(kind: type[Row], rows: Sequence[Fields], title: str) -> None:
-    """Prints the table of the rows."""
+    """Print the table of the rows."""
     out = _stdout()
     out.print()
     out.print(tables.terminal(tables.cells(kind, rows), title))
@@ -41,7 +41,19 @@ def show(kind: type[Row], rows: Sequence[Fields], title: str) -> None:
 def tell(
     config: Config, kind: type[Row], rows: Sequence[Row], title: str, *said: str, **about: Unpack[schema.Told]
 ) -> int:
-    """Print the table of a verb's rows and the lines about it, and finish; return the exit code."""
+    """Print the table of a command's rows and the lines about it, and finish.
+
+    Args:
+        config: The command's options.
+        kind: Class of the rows.
+        rows: Rows of the command.
+        title: Title of the table.
+        *said: Lines below the table.
+        **about: Header of the document.
+
+    Returns:
+        The exit code.
+    """
     document = schema.document(kind, rows, **about)
     show(kind, document["rows"], title)
     say(*said)
@@ -49,7 +61,18 @@ def tell(
 
 
 def keep(kind: type[Row], rows: Sequence[Row], title: str, file: Path, **about: Unpack[schema.Told]) -> schema.Document:
-    """Writes the document of the rows to a file and prints their table, where there are any; returns the document."""
+    """Write the document of the rows to a file, and print their table if there are any.
+
+    Args:
+        kind: Class of the rows.
+        rows: The rows.
+        title: Title of the table.
+        file: File of the document.
+        **about: Header of the document.
+
+    Returns:
+        The document.
+    """
     document = schema.document(kind, rows, **about)
     schema.write(document, file)
     if document["rows"]:
@@ -73,9 +96,9 @@ def finish(config: Config, document: schema.Document, said: Sequence[str] = ()) 
     --quiet leaves out the command.
 
     Args:
-        config: The verb's options.
-        document: Its rows.
-        said: The lines that were printed.
+        config: The command's options.
+        document: Document of its rows.
+        said: Lines that were printed.
 
     Returns:
         The exit code: 2 if one of the lines is NoRoom, else 0.
@@ -103,16 +126,19 @@ def reported(draw: Callable[[], Path], what: str = "report") -> list[str]:
     try:
         with extras(f"a {what}"):
             return [f"{what}: {draw()}"]
-    except Exception as error:  # a run is worth more than its pictures, whatever they raise
+    except Exception as error:  # a failed picture must not fail the run
         return [
             (NoRoom if isinstance(error, FullError) else Unwritten)(
-                f"no {what} was written ({in_one_line(error)}); the run is whole"
+                f"no {what} was written ({in_one_line(error)}); the run is complete"
             )
         ]
 
 
 def _hand_over(rows: bytes, file: Path) -> None:
-    """Writes the rows: to the process's own stdout, into what is there and must stay, or as a new file in one step."""
+    """Write the rows to the file of --json.
+
+    It may be the process's own stdout, an existing file that must stay, or a new file, written in one step.
+    """
     if file in STDOUT or is_kept(file):
         with open(os.dup(1) if file in STDOUT else file, "wb") as out:
             out.write(rows)

@@ -1,4 +1,5 @@
-"""`quarl train`: trains an agent, evaluates it, and leaves it where the zoo's scripts and `quarl ptq` find it."""
+"""`quarl train`: trains and evaluates an agent, and saves it in a folder that the zoo's scripts and `quarl ptq`
+find."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def run(config: TrainConfig) -> int:
     said = [ended.message] if row is None else [*_sentences(session, row)]
 
     def page() -> Path:
-        from quarl.commands.training_page import of_train  # matplotlib takes its time, and nothing waits for it now
+        # imported here: matplotlib takes its time, and nothing waits for it now
+        from quarl.commands.training_page import of_train
 
         return of_train(session, row, [*said, *notes])
 
@@ -39,7 +41,7 @@ def run(config: TrainConfig) -> int:
         terminal.complain(ended.message)
         terminal.say(*terminal.reported(page))
         return ended.exit_code
-    # of a resumed run these are its own options, not the words that resumed it
+    # for a resumed run these are the run's own options, not the words that resumed it
     config = dataclasses.replace(session.config, resume=False)
     about = schema.Told(algo=row.algo, env_id=row.env_id, seed=row.seed, energy=meter.cost)
     title = f"{row.algo} on {row.env_id}"
@@ -61,7 +63,7 @@ def _sentences(session: Training, row: TrainRow) -> Iterator[str]:
             f"trained for that precision from step {row.switched_at:,} on"
         )
     if row.switched_at is not None:
-        yield f"quantised policy: {folder.integers}"
+        yield f"quantized policy: {folder.integers}"
     yield f"agent: {folder.agent}"
     if session.options.has_changed:
-        yield "it went on with other options than it began with: the command below has the last ones from the beginning"
+        yield "options changed when the run was resumed: the command below uses the last ones from the beginning"

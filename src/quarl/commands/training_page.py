@@ -1,4 +1,4 @@
-"""The page and the curve that `quarl train` and `quarl actorq` leave in a run's folder, of all that it wrote so far."""
+"""The page and the curve of `quarl train` and `quarl actorq`, from all that a run has written so far."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from quarl.runs.train import Training
 AXES = {"timesteps": "environment steps", "updates": "updates", "clock_s": "training seconds"}
 RETURN = (
     "Mean return of each evaluation with its 95 % interval; grey are the last 100 episodes of training. The training "
-    "clock stands still in evaluations."
+    "clock pauses during evaluations."
 )
 DOES: Mapping[str, str] = {
     **{"train_s": "updates", "push_s": "weights", "checkpoint_s": "checkpoints", "quantize_s": "quantizing"},
     **{"inference_s": "inference", "environment_s": "environment", "insert_s": "experience", "publish_s": "weights"},
     **{"pull_s": "weights", "deserialize_s": "weights", "load_s": "weights", "wait_s": WAIT, "stale_s": WAIT},
 }
-"""What a process does in seconds that rows of metrics have by these names."""
+"""Activity of a process by the name of its seconds in rows of metrics."""
 
 
 def of_train(session: Training, row: TrainRow | None, sentences: Sequence[str]) -> Path:
-    """The page of `quarl train`, which says these sentences; row: of a run that has come to its end."""
+    """Write the page of `quarl train` with these sentences; row: that of a finished run."""
     config, model = session.config, session.model
     metrics = read_rows(session.folder().metrics, numbers=("clock_s", "update_s"))
     switched = qat.switched_at(model)
@@ -58,15 +58,15 @@ def of_train(session: Training, row: TrainRow | None, sentences: Sequence[str]) 
             ends = {name: getattr(row, f"{name}{suffix}") for name in ("mean", "ci_low", "ci_high")}
             points.append({"label": f"{label}, last", "timesteps": row.timesteps, **ends})
     if switched is not None:
-        points.append({"label": "quantisation acts", "timesteps": switched})
+        points.append({"label": "quantization starts", "timesteps": switched})
     if metrics:
         passed, clock = ([0, *(line[name] for line in metrics)] for name in ("timesteps", "clock_s"))
-        for point in points:  # between two rows of metrics the clock is taken to run evenly
+        for point in points:  # between two rows of metrics the clock is assumed to run evenly
             point["clock_s"] = float(np.interp(point["timesteps"], passed, clock))
     facts = {
         "steps": f"{model.num_timesteps:,} of {session.n_timesteps:,}, {model._n_updates:,} updates",
         "trained for": f"{config.qat}, from step {switched or config.quant_delay:,} on" if config.qat else "float32",
-        "begun as": str(config.trained_agent or "a new network"),
+        "started from": str(config.trained_agent or "a new network"),
         "hyper-parameters": ", ".join(f"{name} {value}" for name, value in session.options.written.items()),
     }
     if metrics:
@@ -78,7 +78,7 @@ def of_train(session: Training, row: TrainRow | None, sentences: Sequence[str]) 
 
 
 def of_actorq(supervisor: Supervisor, sentences: Sequence[str]) -> Path:
-    """The page of `quarl actorq`, which says these sentences."""
+    """Write the page of `quarl actorq` with these sentences."""
     config, folder = supervisor.config, RunFolder(supervisor.config.output)
     metrics = read_rows(folder.metrics)
     points = [
@@ -91,7 +91,7 @@ def of_actorq(supervisor: Supervisor, sentences: Sequence[str]) -> Path:
         for entry in supervisor.evaluator.entries
         if name in entry
     ]
-    # a run that goes on counts from 0: what each part of it began and ended with
+    # counters of a resumed run restart at 0: collect the first and last row of each part
     turns = [(a, b) for a, b in pairwise(metrics) if b["publisher"]["published"] < a["publisher"]["published"]]
     begun, ended = [metrics[0], *(after for _, after in turns)], [*(before for before, _ in turns), metrics[-1]]
     last, publisher = metrics[-1], metrics[-1]["publisher"]
@@ -103,12 +103,12 @@ def of_actorq(supervisor: Supervisor, sentences: Sequence[str]) -> Path:
         "actors": f"{config.actors} in {config.actor_precision} on {config.engine}",
         "steps": f"{last['timesteps']:,} of {config.steps:,}, {last['updates']:,} updates",
         "hyper-parameters": ", ".join(config.params) or "the algorithm's own",
-        "samples per insert": f"{three_digits(last['samples_per_insert'])}; {asked} was asked for",
+        "samples per insert": f"{three_digits(last['samples_per_insert'])}; {asked} was requested",
         "versions": f"{sum(row['publisher']['published'] for row in ended):,} published, "
         f"{count['pulls'] - count['skipped']:,} taken by actors",
         "a version": f"{size(round(publisher['bytes_per_version'] or 0))} on the wire, "
         f"{100 * (publisher['share_of_fp32'] or 0):.0f} % of float32",
-        "faults": f"{replaced} actors replaced, {count['errors']} environments made anew",
+        "faults": f"{replaced} actors replaced, {count['errors']} environments remade",
     }
     title, spent = f"{config.algo} on {config.env}", _spent(ended, last["clock_s"])
     figures = (
@@ -119,7 +119,7 @@ def of_actorq(supervisor: Supervisor, sentences: Sequence[str]) -> Path:
 
 
 def _spent(ended: Sequence[Fields], clock_s: float) -> Mapping[str, Mapping[str, float]]:
-    """Seconds by process and by what it did, up to those of the training clock."""
+    """Return seconds by process and activity, up to those of the training clock."""
     spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for row in ended:
         means, actors = row["publisher"], {f"actor\n{number}": actor for number, actor in enumerate(row["actors"])}
@@ -127,7 +127,7 @@ def _spent(ended: Sequence[Fields], clock_s: float) -> Mapping[str, Mapping[str,
             f"{name}_s": means["published"] * (means[f"{name}_ms"] or 0) / 1000
             for name in ("pull", "pack", "quantize", "publish")
         }
-        published["pull_s"] += published["pack_s"] - published["quantize_s"]  # to pack is to quantise, and more
+        published["pull_s"] += published["pack_s"] - published["quantize_s"]  # packing includes quantizing
         for process, seconds in {"learner": row["learner"], "publisher": published, **actors}.items():
             for name, part in DOES.items():
                 if name in seconds:

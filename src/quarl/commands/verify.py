@@ -1,4 +1,4 @@
-"""`quarl verify`: whether exported files are as they were written, and act as they are to."""
+"""`quarl verify`: checks that exported files are unchanged and act as they should."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quarl.readers import find
 
 
 def run(config: VerifyConfig) -> None:
-    """Prints a row for each check; QuarlError where one fails."""
+    """Print a row for each check; raise QuarlError if one fails."""
     path = Path(config.model[0])
     rows: list[VerifyRow] = []
     said: list[str] = []
@@ -27,7 +27,7 @@ def run(config: VerifyConfig) -> None:
         else:
             said.append(each)
     if any(row.runtime == "openvino" for row in rows):
-        said.append("openvino computes in float32 here, by its hint EXECUTION_MODE_HINT=ACCURACY: give it that, too")
+        said.append("openvino computes in float32 here, because of its hint EXECUTION_MODE_HINT=ACCURACY: set it, too")
     terminal.tell(config, VerifyRow, rows, f"{path}", "", *said, model=str(path), seed=config.seed)
     for row in rows:
         if row.result == DIFFERS:
