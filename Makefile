@@ -8,18 +8,17 @@ STRESS := PYTHONPATH=tests:benchmarks:docs $(BIN)/python -m stress
 # Every install reads the constraints: `torch==2.13.0` and the rest are pinned there and nowhere else.
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 
-# Measured by a study, by `quarl bench`, or by a script in benchmarks/; the rows go into results/.
+# Measured by a study, or by a script in benchmarks/; the rows go into results/.
 STUDIES := ptq low-bits spread d4pg qat-bits qat-bits-falling qat-bits-long $(addprefix qat-bits-finetuned-,ppo-CartPole \
-	dqn-CartPole a2c-CartPole dqn-Acrobot ppo-LunarLander ddpg-Hopper ddpg) qat-repair mixed-precision-learning actorq-staleness actorq-final-return $(addprefix weight-decay-,0 1e-4 1e-3 1e-2)
-VERBS := actorq-throughput actorq-wide actorq-time-to-reward actorq-free-ratio actorq-breakdown mixed-precision
+	dqn-CartPole a2c-CartPole dqn-Acrobot ppo-LunarLander ddpg-Hopper ddpg) qat-repair mixed-precision-learning mixed-precision-updates \
+	$(addprefix actorq-,staleness final-return throughput wide breakdown time-to-reward free-ratio) $(addprefix weight-decay-,0 1e-4 1e-3 1e-2)
 SCRIPTS := latency actor-loop eval-speed fidelity parity qat-correctness qat-cost atari study-speed install-size verdicts gpu-actorq \
 	cluster-simulation
-BENCHES := $(addprefix bench-,$(STUDIES) auto cluster distill-pong drone kinds paper-ptq $(VERBS) $(SCRIPTS))
-# Trained agents in the zoo's layout; jobs and minutes of a call, and the learner's type (fp32 without bf16 in hardware).
+BENCHES := $(addprefix bench-,$(STUDIES) auto cluster distill-pong drone kinds paper-ptq $(SCRIPTS))
+# Trained agents in the zoo's layout; jobs and minutes of a call.
 AGENTS ?= ../shared/agents
 JOBS ?= 2
 MINUTES ?= 1000000
-LEARNER_DTYPE ?= bf16
 
 .PHONY: demo test test-slow test-all coverage docs-test check format reference pages docs package boards runtimes fuzz hostile chaos kills $(BENCHES) clean
 
@@ -63,6 +62,8 @@ docs: $(VENV)/.dev
 package: $(VENV)/.dev
 	$(BIN)/python .ci/package.py
 
+# seconds are measured, so one cell at a time
+bench-mixed-precision-updates $(addprefix bench-actorq-,throughput wide breakdown time-to-reward free-ratio): JOBS := 1
 $(STUDIES:%=bench-%): bench-%: $(VENV)/.dev
 	$(call study,studies/$*.yml,$*)
 
@@ -75,19 +76,6 @@ define study
 	$(BIN)/quarl study report runs/$(2)
 	$(BIN)/python benchmarks/results.py runs/$(2) --command 'make bench-$(2)'
 endef
-
-bench-actorq-throughput: WORDS = actorq --what throughput --seconds 120 --learner-dtype $(LEARNER_DTYPE) \
-	--params learning_starts:2000 buffer_size:200000
-bench-actorq-wide: WORDS = actorq --what throughput --algo dqn --env CartPole-v1 --arms torch-fp32 fp32 int8 \
-	--samples-per-insert 0.01 --envs-per-actor 16 --seconds 60 --rounds 2
-bench-actorq-breakdown: WORDS = actorq --what breakdown --arms torch-fp32 fp32 fp16 int8 int4 --seconds 60 \
-	--learner-dtype $(LEARNER_DTYPE) --params learning_starts:2000 buffer_size:200000
-bench-actorq-time-to-reward: WORDS = actorq --what time-to-reward --protocol benchmarks/actorq_protocol.json
-bench-actorq-free-ratio: WORDS = actorq --what time-to-reward --ratios free --protocol benchmarks/actorq_free.json
-bench-mixed-precision: WORDS = mixed-precision
-$(VERBS:%=bench-%): bench-%: $(VENV)/.dev
-	$(BIN)/quarl bench $(WORDS) --minutes $(MINUTES) -o runs/$*
-	$(BIN)/python benchmarks/results.py runs/$* --command 'make bench-$*'
 
 # the agents that results/ptq shows to be non-inferior at 8 bits; other fresh episodes, of seed 1000, judge the choice
 AUTO := $(addprefix sb3/,a2c/CartPole-v1 a2c/HalfCheetahBulletEnv-v0 ddpg/MountainCarContinuous-v0 dqn/Acrobot-v1 \

@@ -5,7 +5,7 @@
 - updates: DQN and D4PG (2048x3, batch 256, sampling included; --net-arch for others), launched kernel by kernel and
   replayed as a graph, in blocks that take turns.
 - inference: one policy on the GPU, batched over all environments, against a process on each core for its own 16.
-- rates, few, reward: `quarl bench` with 14 actors of 16 environments, with 4 of one, and to reward at free ratios.
+- rates, few, reward: studies with 14 actors of 16 environments, with 4 of one, and to reward at free ratios.
 
 Parts that do not fit are named. Each part writes its rows to OUT and to results/ when it ends, so that stopping the
 script loses one part at most.
@@ -40,6 +40,7 @@ from quarl.algorithms.captured import Updates, graphs_for
 from quarl.algorithms.precision import Precision
 from quarl.calibration import quantize
 from quarl.config import ActorQConfig
+from quarl.inert.yaml import read_yaml
 from quarl.lab.store import NAME
 from quarl.latency.networks import build as network_policy
 from quarl.latency.networks import with_hidden
@@ -52,13 +53,9 @@ ROWS = 100_000
 ALIKE = 20
 """Updates after which weights of both ways are compared: on a GPU sums differ in their last bits."""
 BLOCKS = 10
-THROUGHPUT = (*("bench", "actorq", "--arms", "int8", "fp32", "--samples-per-insert", "1", "4"), "--params")
-PARTS: dict[str, tuple[float, tuple[str, ...]]] = {
-    "rates": (180, (*THROUGHPUT, "learning_starts:2000", "--actors", "14", "--envs-per-actor", "16")),
-    "few": (120, (*THROUGHPUT, "learning_starts:2000", "--actors", "4")),
-    "reward": (540, ("bench", "actorq", "--what", "time-to-reward", "--ratios", "free")),
-}
-"""Seconds after which a part is stopped, and what it runs."""
+STUDIES = Path(__file__).resolve().parents[1] / "studies"
+PARTS = {"rates": 180.0, "few": 120.0, "reward": 540.0}
+"""Parts that are studies, and the seconds after which they are stopped."""
 
 
 def updates_of(algo: str, dtype: Any, options: argparse.Namespace, *, recorded: bool) -> Updates:
@@ -163,19 +160,25 @@ def measure_inference(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield {"where": "cpu", "number": precision, "rows": 16 * 14, "us": None, "rows_per_s": sum(found)}
 
 
-def protocol(options: argparse.Namespace) -> str:
-    """A file beside the others: two cores' protocol with a learner on the device, and wide policies and actors.
+def study(name: str, options: argparse.Namespace) -> Path:
+    """Write the study of a part: that of two cores, with a learner on the device and wide policies and actors.
 
     Evaluations are shorter, and only CartPole is left: evaluating a wide policy on a CPU takes longer than training.
     """
-    found = json.loads(Path(__file__).with_name("actorq_free.json").read_text())
-    found["common"] |= {"net_arch": options.net_arch, "device": options.device, "eval_episodes": 5}
-    found["common"] |= {"actors": 14, "envs_per_actor": 16, "publish_interval": 50}
-    found["in_updates"]["eval_freq"] = 250
-    found["tasks"] = {"CartPole-v1": found["tasks"]["CartPole-v1"]}
-    path = options.out / "protocol.json"
-    path.write_text(json.dumps(found | {"arms": ["int8", "fp32"], "cap_minutes": 1}))
-    return str(path)
+    found = read_yaml(STUDIES / f"actorq-{'free-ratio' if name == 'reward' else 'throughput'}.yml")
+    (method,) = found["methods"]
+    method |= {"precision": ["int8", "fp32"], "net_arch": options.net_arch, "device": options.device}
+    method |= {"actors": 4 if name == "few" else 14, "envs_per_actor": 1 if name == "few" else 16}
+    if name == "reward":
+        del found["policies"][1:]
+        found["policies"][0]["actorq"]["in_updates"]["eval_freq"] = 250
+        method |= {"eval_episodes": 5, "publish_interval": 50, "cap": {**method["cap"], "minutes": 1}}
+    else:
+        method |= {"samples_per_insert": [1, 4], "seconds": options.window, "warm_up": 3}
+        method |= {"learner_dtype": "fp32", "params": {"learning_starts": 2000}}
+    path: Path = options.out / f"{name}.yml"
+    path.write_text(json.dumps(found))
+    return path
 
 
 def main() -> None:
@@ -185,7 +188,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--net-arch", default="2048,2048,2048")
     parser.add_argument("--updates", type=int, default=50, help="of a block")
-    parser.add_argument("--window", default="15", help="seconds of a cell of the throughput")
+    parser.add_argument("--window", type=float, default=15.0, help="seconds of a cell of the throughput")
     parser.add_argument("--part", nargs="*", default=["updates", "inference", *PARTS])
     options = parser.parse_args()
     end = time.monotonic() + options.seconds
@@ -198,25 +201,25 @@ def main() -> None:
         rows = [{"device": device, "net_arch": options.net_arch, **row} for row in measure_inference(options)]
         print(*rows, sep="\n", flush=True)
         write("gpu-actorq", "make bench-gpu-actorq", inference=rows)
-    own = ("--device", options.device, "--seconds", options.window)
-    rates = (*own, "--net-arch", options.net_arch, "--warm-up", "3")
-    more = {"rates": rates, "few": rates, "reward": ("--protocol", protocol(options))}
-    for name, (seconds, words) in [item for item in PARTS.items() if item[0] in options.part]:
-        left = min(end - time.monotonic(), seconds)
+    for name in [name for name in PARTS if name in options.part]:
+        left = min(end - time.monotonic(), PARTS[name])
         if left < 60:
             print(f"{name}: left out, {left:.0f} s are left", flush=True)
             continue
         folder = options.out / name
-        told = [*words, *more[name], "--minutes", f"{(left - 40) / 60:.2f}", "-o", str(folder)]
+        told = ["study", "run", str(study(name, options)), "--minutes", f"{(left - 40) / 60:.2f}", "-o", str(folder)]
         print(f"{name}: quarl {' '.join(told)}", flush=True)
         bound = ("timeout", "-k", "20", f"{left:.0f}")  # by SIGTERM, so that finished cells are on the disk
         code = subprocess.call([*bound, sys.executable, "-m", "quarl", *told])
         print(f"{name}: exit code {code}{', for its time was over' * (code == 124)}", flush=True)
         if not (folder / NAME).is_file():  # it was refused, as where a package is missing
             continue
+        subprocess.call([sys.executable, "-m", "quarl", "study", "report", str(folder)])
         tables = {f"{name}-{path.stem}": json.loads(path.read_text())["rows"] for path in folder.glob("*.json")}
         with contextlib.closing(sqlite3.connect(folder / NAME)) as file:
-            done = file.execute("SELECT source, row FROM cells WHERE state = 'done'").fetchall()
+            done = file.execute(
+                "SELECT source || ' ' || precision || ' ' || mode || ' ' || seed, row FROM cells WHERE state = 'done'"
+            ).fetchall()
         tables["cells"] = [
             {"name": f"{name} {cell}", "part": name, "gpu": device, **json.loads(row)} for cell, row in done
         ]

@@ -59,7 +59,6 @@ TARGETS = {
     "chaos": "chaos",
     "chaos-checkpoint": "chaos",
     "fuzz": "fuzz",
-    "mixed-precision-updates": "bench-mixed-precision",
     "runtimes": "runtimes",
     "study-kills": "kills",
     "weight-decay": "bench-weight-decay-0` to `make bench-weight-decay-1e-2",

@@ -19,7 +19,7 @@ from quarl.config import VERBS
 from quarl.config.groups import ORDER
 from quarl.config.manual import Option, options, strings_under
 from quarl.config.words import below
-from quarl.lab.file import BOUNDS, OF_METHOD, TRAIN, MethodEntry, PolicyEntry, Study
+from quarl.lab.file import BOUNDS, OF_METHOD, TRAIN, Cap, Derived, MethodEntry, PolicyEntry, Study
 from quarl.report.row_schema import extras, schema
 from quarl.rows import Column, Row
 
@@ -86,10 +86,14 @@ def _option(option: Option) -> tuple[str, ...]:
     )
 
 
+BELOW = ("The cap of a method", Cap), ("The derived arms of a method", Derived)
+"""Keys that have keys of their own."""
+
+
 def study_file() -> str:
     """Markdown: the keys of a study file, of its policies and its methods."""
     lines: list[str] = []
-    for title, kind in (("The file", Study), ("A policy", PolicyEntry), ("A method", MethodEntry)):
+    for title, kind in (("The file", Study), ("A policy", PolicyEntry), ("A method", MethodEntry), *BELOW):
         said = strings_under(kind)
         keys = [field for field in dataclasses.fields(kind) if "check" in field.metadata or field.name == "method"]
         entries = []

@@ -134,7 +134,7 @@ def test_bash_completes_verbs_options_and_values(tmp_path):
     expected = {
         "quarl p": {"ptq", "play", "push"},
         "quarl study r": {"run", "report"},
-        "quarl bench ": {"latency", "actorq", "mixed-precision"},
+        "quarl bench ": {"latency"},
         "quarl ptq --mo": {"--mode"},
         "quarl ptq a.zip --bits 8 --mode ": {"dynamic", "static"},
         "quarl actorq --no-save": {"--no-save-replay-buffer"},

@@ -99,8 +99,6 @@ REFUSED = {
     },
     "bench": {
         "latency policy.quarl --runtime": "--bits and --runtime require at least one value each",
-        "actorq --arms": "--arms requires at least one value, as in --arms torch-fp32 int8",
-        "mixed-precision --dtypes": "--dtypes requires at least one value, as in --dtypes fp32 bf16",
     },
     "budget": {"policy.quarl --bits": "--bits and --target require at least one value each"},
     "verify": {

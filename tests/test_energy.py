@@ -17,7 +17,7 @@ from quarl.cli import main, parse
 from quarl.config import ActorQConfig, PtqConfig
 from quarl.energy.sources import Counters, Gpus, ProcessorTime
 from quarl.errors import QuarlError
-from quarl.lab.methods.actorq import settings_of, watch
+from quarl.lab.methods.actorq import watch
 from quarl.report import schema
 from quarl.runs.outcome import TrainRow
 from waiting import PATIENCE_S, until
@@ -194,7 +194,7 @@ def test_a_window_of_actorq_counts_all_its_processes():
     config = ActorQConfig(**chosen, samples_per_insert=2.0, eval_freq=0, n_timesteps=10**9)
     with energy.meter(PtqConfig(energy=True, energy_watts=1.0)) as meter:
         own = time.process_time()
-        found = watch(config, warm_up=0.1, seconds=1.0, say=lambda line: None, meter=meter)
+        found = watch(config, warm_up=0.1, seconds=1.0, meter=meter)
         own = time.process_time() - own
     assert found["joules_by"] == "CPU time × 1 W a core, stated"
     assert 0.01 < found["joules"] < meter.cost.joules
@@ -217,12 +217,8 @@ def test_a_document_s_energy_has_the_contract_s_keys():
 # mistakes
 
 
-@pytest.mark.parametrize("verb", ["ptq a.zip", "train", "sweep", "actorq", "bench latency", "bench actorq"])
+@pytest.mark.parametrize("verb", ["ptq a.zip", "train", "sweep", "actorq", "bench latency"])
 def test_every_verb_that_trains_or_measures_has_the_options(verb):
     config = parse([*verb.split(), "--energy", "--energy-watts", "5", "--energy-country", "USA"])
     assert (config.energy, config.energy_watts, config.energy_country) == (True, 5.0, "USA")
     assert parse(config.command_line().split()[1:]) == config
-
-
-def test_what_a_cell_depends_on_leaves_energy_out():
-    assert settings_of(ActorQConfig(energy=True, energy_watts=3.0)) == settings_of(ActorQConfig())

@@ -25,9 +25,9 @@ ROOT = Path(__file__).parents[1]
 KINDS = contracts.kinds()
 STUDY = {name: f"study {name.replace('-', ' ')}" for name in ("errors", "excluded", "sweet-spots")}
 COMMANDS = {
-    **{f"actorq-{what}": {"rows": f"bench actorq {what}"} for what in ("breakdown", "throughput")},
-    "actorq-time-to-reward": {"rows": "bench actorq time-to-reward", "speedups": "bench actorq speed-up"},
-    "mixed-precision-updates": {"rows": "bench mixed-precision updates"},
+    **{f"actorq-{what}": {"rows": f"study {what}"} for what in ("breakdown", "throughput")},
+    "actorq-time-to-reward": {"rows": "study time-to-reward", "speedups": "study speed-up"},
+    "mixed-precision-updates": {"rows": "study updates"},
     "qat-bits": {"rows": "study"},
     "paper-ptq": {"rows": "study", **STUDY},
     "spread": {"rows": "study", **STUDY},

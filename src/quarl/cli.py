@@ -23,8 +23,6 @@ from quarl.processes.signals import SIGNALLED, ctrl_c, leave
 INTERRUPTED = 130
 """Exit code of a program that Ctrl-C ended: 128 + SIGINT."""
 LAB: Mapping[str, str] = {
-    "bench actorq": "bench_training",
-    "bench mixed-precision": "bench_training",
     "study report": "study_report",
     "study run": "study",
     "study status": "study",

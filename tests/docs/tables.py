@@ -12,8 +12,6 @@ CUTS = {
     "train": {"-n": 2000, "--eval-episodes": 1},
     "sweep": {"-n": 2000, "--episodes": 2, "--seeds": 1},
     "actorq": {"-n": 1500, "--eval-episodes": 1},
-    "bench actorq": {"--seconds": 1, "--warm-up": 1},
-    "bench mixed-precision": {"--seconds": 1},
 }
 """Verb: options, and the largest value that each has; those that a command does not give are added."""
 ADDED = {"actorq": ["--params", "learning_starts:500"]}

@@ -303,7 +303,8 @@ def test_precisions_are_in_order_and_joined_where_only_the_weights_differ():
 
 def test_the_report_s_sentences_count_every_cell_without_a_result():
     records = [done("fp32", [1.0]), done("int8", [], state="na", error="why", result={})]
-    made = {SweetSpotRow: [], ExcludedRow: checked(ExcludedRow, summaries.excluded(records))}
+    made = {kind: [] for kind in study_report.TITLES}
+    made[ExcludedRow] = checked(ExcludedRow, summaries.excluded(records))
     assert study_report._sentences(made, records[:1]) == ["1 cells have no result; the last table says why."]
     waiting = [done("int4", [], state=state, result={}) for state in ("todo", "running")]
     assert study_report._sentences(made, [*records, *waiting]) == [

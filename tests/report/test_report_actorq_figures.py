@@ -52,9 +52,13 @@ REWARDS = [
 ]
 
 
+AGENT = {"algo": "dqn", "env_id": "CartPole-v1", "source": "actorq"}
+
+
 def throughput(precision, engine, ratio, rate, predicted):
-    row = dict.fromkeys(contracts.rows()["bench actorq throughput"]["properties"], 1.0)
+    row = dict.fromkeys(contracts.rows()["study throughput"]["properties"], 1.0)
     return row | {
+        **AGENT,
         "precision": precision,
         "engine": engine,
         "samples_per_insert": ratio,
@@ -77,6 +81,7 @@ RATES = [
 ]
 BREAKDOWN = [
     {
+        **AGENT,
         "precision": precision,
         "engine": engine,
         "actor_update_interval": interval,
@@ -261,9 +266,9 @@ def test_the_breakdown_stacks_all_parts_but_the_waits():
 @pytest.mark.parametrize(
     ("command", "rows", "shown"),
     [
-        ("bench actorq throughput", RATES, ["torch fp32", "policy 64,64", "actors: 1"]),
-        ("bench actorq time-to-reward", REWARDS, ["> 160", "derived", "–"]),
-        ("bench actorq breakdown", BREAKDOWN, ["30 steps", "300 steps", "1300"]),
+        ("study throughput", RATES, ["torch fp32", "policy 64,64", "actors: 1"]),
+        ("study time-to-reward", REWARDS, ["> 160", "derived", "–"]),
+        ("study breakdown", BREAKDOWN, ["30 steps", "300 steps", "1300"]),
     ],
 )
 def test_every_row_can_be_printed(command, rows, shown):

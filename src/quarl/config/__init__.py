@@ -23,13 +23,12 @@ from quarl.config.base import (
     at_least_one,
     check_folder,
 )
-from quarl.config.bench import BenchActorQConfig, BenchConfig, LatencyConfig
+from quarl.config.bench import LatencyConfig
 from quarl.config.cluster import ClusterConfig, ClusterJoinConfig, ClusterStartConfig
 from quarl.config.deploy import BudgetConfig, PushConfig
 from quarl.config.environment import OPTIONS, EnvironmentConfig
 from quarl.config.export import ExportConfig, VerifyConfig
 from quarl.config.groups import ADVANCED, OUTPUT, QUANTISATION, shown
-from quarl.config.mixed_precision import MixedPrecisionConfig
 from quarl.config.precisions import DistillConfig, PrecisionsConfig, PtqConfig
 from quarl.config.study import StudyConfig, StudyReportConfig, StudyRunConfig, StudyStatusConfig
 from quarl.config.sweep import SweepConfig
@@ -184,8 +183,6 @@ class DemoConfig(Config):
 __all__ = [
     "VERBS",
     "ActorQConfig",
-    "BenchActorQConfig",
-    "BenchConfig",
     "BudgetConfig",
     "ClusterConfig",
     "ClusterJoinConfig",
@@ -199,7 +196,6 @@ __all__ = [
     "ExportConfig",
     "InspectConfig",
     "LatencyConfig",
-    "MixedPrecisionConfig",
     "ModelConfig",
     "PlayConfig",
     "PrecisionsConfig",
@@ -213,7 +209,7 @@ __all__ = [
     "TrainConfig",
     "VerifyConfig",
 ]
-VERBS: tuple[type[Config | BenchConfig | ClusterConfig | StudyConfig], ...] = (
+VERBS: tuple[type[Config | ClusterConfig | StudyConfig], ...] = (
     PtqConfig,
     DistillConfig,
     TrainConfig,
@@ -226,7 +222,7 @@ VERBS: tuple[type[Config | BenchConfig | ClusterConfig | StudyConfig], ...] = (
     InspectConfig,
     ExportConfig,
     VerifyConfig,
-    BenchConfig,
+    LatencyConfig,
     BudgetConfig,
     PushConfig,
     EnvsConfig,

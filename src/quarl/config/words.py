@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from itertools import dropwhile, takewhile
@@ -44,14 +43,16 @@ COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
     "load-best": ("MODEL, the path of its file or run",),
     "hyperparams": ("--params",),
     "env-wrapper": ("--wrapper",),
-    "what": ("quarl study run studies/mixed-precision-learning.yml in place of --what learning",),
     "gym-packages": ("--env MODULE:ID, whose module registers the ID",),
 }
 """Options of RL Zoo's scripts and former ones, with their replacements: the first name that the verb has, or text
 without a name.
 """
-MOVED = {("--what", "staleness"): "; use quarl study run studies/actorq-staleness.yml"}
-"""Options with former values, and the end of the message that refuses them."""
+MOVED: Mapping[tuple[str, ...], str] = {
+    ("bench", "actorq"): "actorq-throughput.yml, or actorq-time-to-reward.yml",
+    ("bench", "mixed-precision"): "mixed-precision-updates.yml",
+}
+"""Former verbs, and the studies that measure what they measured."""
 NUMBERS = ConstructorRegistry()
 """Registry of conversions from words to numbers."""
 
@@ -66,9 +67,13 @@ def parse(words: Sequence[str]) -> Config:
         raise QuarlError(
             f"unknown verb {words[0]!r}{did_you_mean(words[0], (*known, *BESIDES))} (known: {', '.join(known)})"
         )
+    if study := MOVED.get((*words[:2],)):
+        raise QuarlError(f"quarl {' '.join(words[:2])} is a study now: quarl study run studies/{study}")
     if {"-h", "--help"} & set(words):
         print(help_of(words))
         raise SystemExit(0)
+    if words[:1] == ["bench"] and words[1:2] != ["latency"]:
+        raise QuarlError("quarl bench needs the word latency, as in quarl bench latency MODEL; see quarl bench --help")
     help_ = " ".join(["see quarl", *(word for word in words[:1] if word in known), "--help"])
     # Parse the words, and turn tyro's box into one line.
     said = io.StringIO()
@@ -78,8 +83,7 @@ def parse(words: Sequence[str]) -> Config:
     except SystemExit as end:
         if not end.code:
             raise
-        meant = next((MOVED[pair] for pair in itertools.pairwise(words) if pair in MOVED), "")
-        raise QuarlError(f"{_sentence(said.getvalue())}{meant}; {help_}") from None
+        raise QuarlError(f"{_sentence(said.getvalue())}; {help_}") from None
     config: Config = parsed if isinstance(parsed, Config) else parsed.chosen
     if left:
         raise QuarlError(f"{config.verb} {_unknown(config, left, words)}; {help_}")

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from quarl import formats
 from quarl.lab.source import Agent
 from quarl.quant.spec import FLOAT_BITS
 from quarl.rows import Algorithm, Column, Environment, Method, Precision, Seed, Source
 
+Item = TypeVar("Item")
 VERSION = 3
 """Part of every key: raised when what a cell computes changes, so that older results are not taken for newer ones."""
 TRAIN, FP32, PTQ, QAT, ACTORQ, UNTRAINED, DISTILL = "train", "fp32", "ptq", "qat", "actorq", "untrained", "distill"
+UPDATES, THROUGHPUT = "updates", "throughput"
 TODO, RUNNING, DONE, FAILED, NA = "todo", "running", "done", "failed", "na"
+RUNS = (ACTORQ, THROUGHPUT)
 STATES = (DONE, FAILED, NA, RUNNING, TODO)
+
+
+def turned(items: Sequence[Item], by: int) -> Sequence[Item]:
+    """Return the items, beginning with another at every turn."""
+    by %= max(len(items), 1)
+    return (*items[by:], *items[:by])
 
 
 def key_of(method: str, work: Mapping[str, Any]) -> str:
@@ -50,6 +59,7 @@ class Named(AgentName):
         "default"
     )
     mode: Annotated[str, Column("mode", _mode, of=("mode", "method"), caption="{} activations")] = "dynamic"
+    """static or dynamic activations; of ActorQ the engine and the options in which its runs differ."""
     seed: Seed
 
 
@@ -58,7 +68,7 @@ def _scheme(scheme: str, method: str, precision: str) -> str:
 
 
 def _mode(mode: str, method: str) -> str:
-    return mode if method in (PTQ, DISTILL) else ""
+    return mode if method in (PTQ, DISTILL) or (method in RUNS and mode != "dynamic") else ""
 
 
 NAMES = tuple(field.name for field in fields(Named))
@@ -73,6 +83,8 @@ class Cell(Named):
     """Why it is not measured; empty where it is."""
     needs: str = ""
     """Key of the training that makes its agent."""
+    after: tuple[str, ...] = ()
+    """Keys of the runs whose results bound or determine it; they end first, in whatever way."""
     agent: Agent | None = None
     work: Mapping[str, Any]
     """Everything that determines the result, in plain values."""
@@ -85,6 +97,10 @@ class Cell(Named):
     def label(self) -> tuple[str, ...]:
         return tuple(str(getattr(self, name)) for name in NAMES)
 
+    def refused(self, why: str) -> Cell:
+        """Return the cell as one that is not measured; only its label tells it apart from others."""
+        return replace(self, na=why, needs="", after=(), agent=None, work={"label": list(self.label)})
+
     @property
     def is_integer(self) -> bool:
         """Whether weights are codes, which are fitted to observations."""
@@ -94,7 +110,8 @@ class Cell(Named):
     def title(self) -> str:
         scheme = f" {self.scheme}" if self.method == PTQ and self.scheme != "default" else ""
         precision = f" {self.precision}{scheme}" if self.precision != self.method else ""
-        return f"{self.algo} {self.env_id} {self.method}{precision} seed {self.seed}"
+        mode = f" ({self.mode})" if self.method in RUNS and self.mode != "dynamic" else ""
+        return f"{self.algo} {self.env_id} {self.method}{precision}{mode} seed {self.seed}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +123,8 @@ class Job:
     """The study's folder."""
     path: Path | None
     """The file of the agent that is played or fine-tuned; None: it begins from scratch."""
+    before: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Results of the runs that the cell names in `after`, by key, without those that failed."""
 
     @property
     def folder(self) -> Path:

@@ -13,6 +13,7 @@ methods:
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from quarl.config import ActorQConfig, DistillConfig
-from quarl.config.base import ASIDE, check_types
+from quarl.config.base import LOUDNESS, check_types
 from quarl.config.environment import OPTIONS, EnvironmentConfig, spelled
 from quarl.config.learner_options import CONTRIB, unknown_algorithm
 from quarl.config.train import LEARNERS, QAT_OPTIONS
 from quarl.envs.bound import LIMIT, longest
 from quarl.envs.options import EnvironmentOptions
-from quarl.errors import QuarlError, did_you_mean
+from quarl.errors import QuarlError, UnsupportedError, did_you_mean
 from quarl.inert.yaml import key_lines, read_yaml
 from quarl.lab import checks
 from quarl.lab.checks import Place, count, key, mapping, must, number, word, words
@@ -41,7 +42,7 @@ BOUNDS = Bounds(minutes=60.0, memory_gb=4.0)
 SET_BY_CELLS = (
     *("algo", "env", "actor_precision", "seed", "output", "resume", "plan", "track", "distill"),
     *("cluster", "nodes", "actors_per_node"),
-    *(*ASIDE, *OPTIONS),
+    *("json", *LOUDNESS, *OPTIONS),
 )
 """Options of `quarl actorq` that a cell sets itself."""
 ACTORQ = tuple(field.name for field in dataclasses.fields(ActorQConfig) if field.name not in SET_BY_CELLS)
@@ -52,8 +53,10 @@ OF_METHOD: Mapping[str, tuple[str, ...]] = {
     "ptq": ("precision", "edge_bits", "scheme", "mode"),
     "distill": ("precision", "edge_bits", "mode", "rounds", "updates", "states", "validation"),
     "qat": ("precision", "edge_bits", "fine_tune", *QAT_OPTIONS),
-    "actorq": ("precision", *ACTORQ),
+    "actorq": ("precision", "development_seed", "also_seeds", "cap", "derived", "in_updates", *ACTORQ),
+    "throughput": ("precision", "seconds", "warm_up", *ACTORQ),
     "untrained": (),
+    "updates": ("dtypes", "seconds"),
 }
 """Keys of each method."""
 
@@ -123,8 +126,10 @@ class PolicyEntry:
     """Of each of its cells; None: the study's."""
     train: Mapping[str, Any] = key(partial(_options, known=TRAIN, verb="quarl train"), default_factory=dict)
     """Options of `quarl train` for its trainings."""
-    actorq: Mapping[str, Any] = key(partial(_options, known=ACTORQ, verb="quarl actorq"), default_factory=dict)
-    """Options of `quarl actorq` for this task."""
+    actorq: Mapping[str, Any] = key(
+        partial(_options, known=OF_METHOD["actorq"], verb="quarl actorq"), default_factory=dict
+    )
+    """Keys of the methods actorq and throughput for this task, over those of the method."""
     name: str = key(word, default="")
     """What tables call its source; empty: its source."""
     normalize: str | None = key(word, default=None)
@@ -168,14 +173,60 @@ def _policy(value: Any, at: Place) -> PolicyEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cap:
+    """The training time after which a run of ActorQ ends, censored."""
+
+    minutes: float = key(number)
+    """Of every run."""
+    reference: str = key(word, default="")
+    """The arm whose time bounds that of the others; none without it."""
+    times: float = key(number, default=math.inf)
+    """How many times the seconds in which the reference reached the target the other arms have."""
+    reference_minutes: float | None = key(number, default=None)
+    """Of the reference, and of the others if it did not reach the target in these; None: minutes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derived:
+    """Arms whose seconds are updates of another arm's run times their own measured seconds of an update."""
+
+    precision: tuple[str, ...] = key(words)
+    """The arms."""
+    of: str = key(word)
+    """The arm whose updates count."""
+    seconds: float = key(number, default=60.0)
+    """Of the window in which seconds of an update are measured."""
+
+
+def _cap(value: Any, at: Place) -> Cap:
+    return Cap(**checks.checked(Cap, value, at, "cap"))
+
+
+def _derived(value: Any, at: Place) -> Derived:
+    return Derived(**checks.checked(Derived, value, at, "derived"))
+
+
+def _by_name(value: Any, at: Place) -> Mapping[str, float]:
+    return {name: number(each, at / name) for name, each in mapping(value, at).items()}
+
+
+def split_arm(arm: str) -> tuple[str, str]:
+    """Return precision and engine of "int8", whose engine is LiteRT, or "torch-fp32"."""
+    engine, dash, precision = arm.rpartition("-")
+    if dash and engine != "torch":
+        raise UnsupportedError(f"unknown engine in {arm!r}; arms are torch-fp32, fp32, fp16, int8 ... int2")
+    return precision, engine or "litert"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MethodEntry:
     """A method with the precisions at which every policy goes through it."""
 
     at: Place
     method: str
-    """fp32, ptq, distill, qat, actorq or untrained."""
+    """fp32, ptq, distill, qat, actorq, throughput, untrained or updates."""
     precision: tuple[str, ...] = key(words, default=("fp32",))
-    """fp16, 8 or w4a8; all but fp32 and untrained need one."""
+    """fp16, 8 or w4a8, and torch-fp32 of actors on PyTorch; fp32, untrained and updates have none."""
     edge_bits: str = key(lambda value, at: " ".join(words(value, at)), default=EDGES)
     """Bits of the first and last layers of precisions that ask for fewer, or same, as --edge-bits of quarl ptq."""
     scheme: tuple[str, ...] = key(words, default=("default",))
@@ -192,8 +243,32 @@ class MethodEntry:
     """Environment steps of quantisation-aware training, as a share of the agent's own; None: from scratch."""
     quant_delay: int | None = key(lambda value, at: count(value, at) if value else value, default=None)
     """Environment steps before fake quantisation acts; None: half of the training."""
+    dtypes: tuple[str, ...] = key(
+        must(("fp32", "bf16", "fp16").__contains__, "dtypes are fp32, bf16 and fp16, got {!r}", words),
+        default=("fp32", "bf16", "fp16"),
+    )
+    """Number types in which updates are timed; the others are compared with fp32."""
+    seconds: float = key(number, default=60.0)
+    """Seconds of updates in each number type, which are extrapolated from small batches if three do not fit; or of the
+    window of training in which throughput is measured."""
+    warm_up: float = key(partial(checks.real, above=-1e-9), default=10.0)
+    """Seconds of training with actions of the policy before the window."""
+    development_seed: int | None = key(count, default=None)
+    """Options of actorq with several values are tried with this seed; each precision then trains with the study's seeds
+    at its fastest run that reached the target. None: every seed has all values."""
+    also_seeds: tuple[int, ...] | None = key(checks.seeds, default=None)
+    """Only these seeds have other than the first values, and each arm ends there at its own time at the first; None:
+    all seeds."""
+    cap: Cap | None = dataclasses.field(metadata={"check": _cap}, default=None)
+    """The training time of a run, as below; it begins anew after a kill, and its files are removed."""
+    derived: Derived | None = dataclasses.field(metadata={"check": _derived}, default=None)
+    """Arms that do not train, as below."""
+    in_updates: Mapping[str, float] = key(_by_name, default_factory=dict)
+    """Options and hyper-parameters that count environment steps, given in updates: a run is the same for each update at
+    every samples_per_insert."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Of `quarl actorq` or `quarl distill`, or those of `quarl train` for quantisation-aware training."""
+    """Of `quarl actorq` or `quarl distill`, or those of `quarl train` for quantisation-aware training; a list of values
+    of an option of actorq or throughput makes a run for each."""
 
     def distillations(self) -> Iterator[DistillConfig]:
         """What `quarl distill` would be told, in each mode."""
@@ -206,7 +281,7 @@ def _method(value: Any, at: Place) -> MethodEntry:
     method = value.get("method") if isinstance(value, Mapping) else value
     if not isinstance(value, Mapping) or method not in [*OF_METHOD]:
         raise at.wrong(f"unknown method {str(method)[:60]!r}; use {', '.join(OF_METHOD)}")
-    if OF_METHOD[method] and "precision" not in value:
+    if "precision" in OF_METHOD[method] and "precision" not in value:
         raise at.wrong(f"{method} needs precision: one, or a list")
     declared = checks.checked(MethodEntry, value, at, method, ("method", *OF_METHOD[method]))
     mapping(value.get("params", {}), at / "params")
@@ -216,6 +291,7 @@ def _method(value: Any, at: Place) -> MethodEntry:
     entry = MethodEntry(at=at, method=method, **declared, options=options)
     try:
         for text in entry.precision:
+            text, _ = split_arm(text) if method in ("actorq", "throughput") else (text, "")
             for scheme in entry.scheme:
                 edges, qat = entry.edge_bits, method == "qat"
                 QatSpec.parse(text, edges=edges) if qat else QuantSpec.parse(text, scheme=scheme, edges=edges)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,63 +12,18 @@ from quarl.distillation.rounds import recipe_of
 from quarl.envs.environment import Environment
 from quarl.envs.names import of_module, resolve
 from quarl.envs.spaces import fits, unreadable
-from quarl.errors import QuarlError, UnsupportedError
-from quarl.lab import source
-from quarl.lab.cells import ACTORQ, DISTILL, FP32, PTQ, QAT, TRAIN, UNTRAINED, Cell, key_of
+from quarl.errors import QuarlError
+from quarl.lab import actorq_plan, source
+from quarl.lab.cells import ACTORQ, DISTILL, FP32, PTQ, QAT, THROUGHPUT, TRAIN, UNTRAINED, UPDATES, Cell
 from quarl.lab.checks import Place
 from quarl.lab.file import MethodEntry, PolicyEntry, Study
+from quarl.lab.planned import Planned
 from quarl.lab.source import Agent
-from quarl.lab.trainings import check_actorq, check_training
+from quarl.lab.trainings import check_training
 from quarl.quant.spec import EXACT, QatSpec, QuantSpec
 
 _Asked = tuple[Cell, PolicyEntry, Place]
 """A cell with what asks for it: the policy, and the place of the method, or of the policy if that is to be trained."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Policy:
-    """One agent with one seed, about to go through the methods."""
-
-    study: Study
-    entry: PolicyEntry
-    env_id: str
-    """The living one."""
-    seed: int
-    agent: Agent | None
-    """None where its cells are n/a."""
-
-    @property
-    def played(self) -> dict[str, Any]:
-        """What determines its episodes beside the seed."""
-        greedy = {"deterministic": True} if self.entry.deterministic else {}
-        return {"episodes": self.entry.episodes or self.study.episodes, **greedy}
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """What all its cells share."""
-        source = self.agent.source if self.agent is not None else next(iter(self.entry.source), "none")
-        return {
-            "algo": self.entry.algo,
-            "env_id": self.entry.env,
-            "source": self.entry.name or source,
-            "seed": self.seed,
-            "episodes": self.played["episodes"],
-            "agent": self.agent,
-        }
-
-    @property
-    def training(self) -> str:
-        """Key of the training that makes the agent; empty where there is none."""
-        return "" if self.agent is None or self.agent.kind != TRAIN else key_of(TRAIN, self.agent.identity)
-
-    def check(self, training: Callable[[], None]) -> None:
-        """Calls what checks a training; a mistake names the line of the policy."""
-        try:
-            training()
-        except QuarlError as error:
-            raise type(error)(f"{self.entry.at}: {error}") from None
-        except (TypeError, AttributeError, ValueError) as error:  # a word where a number belongs
-            raise self.entry.at.wrong(f"an option of a training is malformed: {error}") from None
 
 
 def plan(study: Study, seed: int | None = None, env_module: str | None = None) -> list[Cell]:
@@ -95,6 +49,8 @@ def plan(study: Study, seed: int | None = None, env_module: str | None = None) -
                 if other is None:
                     asked[cell.label] = asked[cell.key] = (cell, entry, at)
                     cells.append(cell)
+                elif cell.seed != number and cell.key == other[0].key:
+                    continue  # a run of the development seed, which all seeds share
                 elif clash := _clash((cell, entry, at), other):
                     raise clash
     return cells
@@ -126,10 +82,10 @@ def _of_policy(
             na = "" if agent is not None else entry.na
     if agent is not None:
         agent = dataclasses.replace(agent, identity={**agent.identity, **entry.identity})
-    policy = _Policy(study=study, entry=entry, env_id=env_id, seed=seed, agent=agent)
+    policy = Planned(study=study, entry=entry, env_id=env_id, seed=seed, agent=agent)
     pairs = [(cell, method.at) for method in study.methods for cell in _METHODS[method.method](policy, method)]
     if na:
-        pairs = [(_refused(cell, na), at) for cell, at in pairs]
+        pairs = [(cell.refused(na), at) for cell, at in pairs]
     if agent is not None and any(cell.needs for cell, _ in pairs):
         training = Cell(**policy.about, method=TRAIN, precision="fp32", work=agent.identity)
         policy.check(partial(check_training, training.work))
@@ -152,26 +108,36 @@ def _unfit(entry: PolicyEntry, env_id: str, spaces: dict[str, tuple[Any, str]]) 
     return why or fits(entry.algo, space) or ""
 
 
-def _refused(cell: Cell, why: str) -> Cell:
-    # nothing else tells the cells of agents apart that are not there
-    return dataclasses.replace(cell, na=why, needs="", agent=None, work={"label": list(cell.label)})
-
-
-def _fp32(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
+def _fp32(policy: Planned, method: MethodEntry) -> Iterator[Cell]:
     yield _play(policy, EXACT)
 
 
-def _untrained(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
+def _untrained(policy: Planned, method: MethodEntry) -> Iterator[Cell]:
     """The networks that a training of the study begins with."""
     agent = policy.agent
     cell = Cell(**policy.about, method=UNTRAINED, precision=EXACT.precision, work={})
     if agent is None or agent.kind != TRAIN:
-        yield _refused(cell, "" if agent is None else "its training is not part of the study")
+        yield cell.refused("" if agent is None else "its training is not part of the study")
     else:
         yield dataclasses.replace(cell, work={**agent.identity, **policy.played})
 
 
-def _ptq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
+def _updates(policy: Planned, method: MethodEntry) -> Iterator[Cell]:
+    """Yield the cell that times updates of the policy's training."""
+    agent, about = policy.agent, {**policy.about, "source": policy.entry.name or policy.entry.env}
+    cell = Cell(**about, method=UPDATES, precision=EXACT.precision, work={})
+    why = "" if agent is None or agent.kind == TRAIN else "its training is not part of the study"
+    if policy.entry.algo != "dqn":
+        why = "updates are timed of DQN alone"
+    if agent is None or why:
+        yield cell.refused(why)
+        return
+    work = {**agent.identity, "dtypes": list(method.dtypes), "timed_s": method.seconds}
+    policy.check(partial(check_training, work))
+    yield dataclasses.replace(cell, work=work)
+
+
+def _ptq(policy: Planned, method: MethodEntry) -> Iterator[Cell]:
     """Every precision under every scheme and mode; float formats, which have none, once."""
     told: Any = {"model": ("agent",), "bits": method.precision, "scheme": method.scheme, "edge_bits": method.edge_bits}
     specs = [spec for mode in method.mode for spec in PtqConfig(**{**told, "mode": mode}).specs()]
@@ -179,7 +145,7 @@ def _ptq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
         yield _play(policy, spec)
 
 
-def _distill(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
+def _distill(policy: Planned, method: MethodEntry) -> Iterator[Cell]:
     """The agent taught by itself at every precision; the cell's seed is that of calibration and distillation, too."""
     for config in method.distillations():
         recipe = recipe_of(dataclasses.replace(config, margin=policy.study.margin))
@@ -190,7 +156,7 @@ def _distill(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
             yield dataclasses.replace(cell, method=DISTILL, work=work)
 
 
-def _play(policy: _Policy, spec: QuantSpec) -> Cell:
+def _play(policy: Planned, spec: QuantSpec) -> Cell:
     return Cell(
         **policy.about,
         method=FP32 if spec == EXACT else PTQ,
@@ -208,7 +174,7 @@ def _play(policy: _Policy, spec: QuantSpec) -> Cell:
     )
 
 
-def _qat(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
+def _qat(policy: Planned, method: MethodEntry) -> Iterator[Cell]:
     """Training for every precision: from scratch or, with fine_tune, from the agent."""
     agent, share = policy.agent, method.fine_tune
     for text in method.precision:
@@ -218,7 +184,7 @@ def _qat(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
         cell = Cell(**policy.about, method=QAT, precision=precision, mode="static", work={"qat": precision})
         why = "" if agent is None else _untrainable(agent, share)
         if agent is None or why:
-            yield _refused(cell, why)
+            yield cell.refused(why)
             continue
         recipe = source.training(policy.entry, policy.env_id, policy.seed)
         if share is not None:
@@ -249,44 +215,13 @@ def _untrainable(agent: Agent, share: float | None) -> str:
     return ""
 
 
-def _actorq(policy: _Policy, method: MethodEntry) -> Iterator[Cell]:
-    """ActorQ training with actors of every precision; what is played in the end is the learner's policy.
-
-    It is an agent of its own, whatever the policy's source: it begins from Stable-Baselines3's hyper-parameters and
-    not from RL Zoo's tuned ones.
-    """
-    entry = policy.entry
-    about = {**policy.about, "source": entry.name or ACTORQ}
-    options: dict[str, Any] = {"n_timesteps": entry.n_timesteps} if entry.n_timesteps is not None else {}
-    options |= {**method.options, **entry.actorq}
-    shared = {name: value for name, value in entry.params.items() if name not in options}  # of all its trainings
-    options["params"] = {**shared, **method.options.get("params", {}), **entry.actorq.get("params", {})}
-    if "qat" in options:
-        options["edge_bits"] = method.edge_bits
-    for text in method.precision:
-        spec = QuantSpec.parse(text, edges=method.edge_bits)
-        work = {
-            "algo": entry.algo,
-            "env_id": policy.env_id,
-            **entry.identity,
-            "options": options,
-            "precision": text if spec.edge_bits is None else spec.precision,
-            "seed": policy.seed,
-            **policy.played,
-        }
-        cell = Cell(**about, method=ACTORQ, precision=spec.precision, work=work)
-        try:
-            policy.check(partial(check_actorq, work))
-        except UnsupportedError as error:  # an algorithm that learns on-policy
-            cell = _refused(cell, str(error).partition(": ")[2])
-        yield cell
-
-
-_METHODS: Mapping[str, Callable[[_Policy, MethodEntry], Iterator[Cell]]] = {
+_METHODS: Mapping[str, Callable[[Planned, MethodEntry], Iterator[Cell]]] = {
     FP32: _fp32,
     PTQ: _ptq,
     DISTILL: _distill,
     QAT: _qat,
-    ACTORQ: _actorq,
+    ACTORQ: actorq_plan.runs,
+    THROUGHPUT: actorq_plan.windows,
     UNTRAINED: _untrained,
+    UPDATES: _updates,
 }

@@ -103,7 +103,7 @@ def returns(record: Record) -> Array:
 
 
 def _agent(record: Record) -> tuple[Any, ...]:
-    return record.of_agent(), record.seed, record.method == ACTORQ
+    return record.of_agent(), record.seed, record.mode if record.method == ACTORQ else None
 
 
 def _row(record: Record, exact: Array | None, training: Mapping[str, Any], margin_pct: float) -> CellRow:
@@ -111,7 +111,7 @@ def _row(record: Record, exact: Array | None, training: Mapping[str, Any], margi
     row: dict[str, Any] = dict.fromkeys(field.name for field in fields(CellRow))
     row |= {name: getattr(record, name) for name in (*NAMES, "state", "episodes", "seconds")}
     row |= {"bits_weights": spec.weight_bits, "bits_activations": spec.activation_bits or 32, "margin_pct": margin_pct}
-    if record.state == DONE and record.result:
+    if record.state == DONE and "returns" in record.result:
         training = record.result if "trained_steps" in record.result else training
         seconds = training.get("clock_s", 60 * training.get("minutes", 0.0))
         measured = {**record.result, **judged(returns(record), exact, margin_pct, record.seed)}

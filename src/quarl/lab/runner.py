@@ -17,11 +17,12 @@ from typing import Any
 
 from quarl import __version__
 from quarl.errors import QuarlError
-from quarl.lab.cells import ACTORQ, DONE, FAILED, FP32, PTQ, RUNNING, TODO, TRAIN, Cell, Job
+from quarl.lab import trainings
+from quarl.lab.cells import ACTORQ, DONE, FAILED, FP32, PTQ, RUNNING, THROUGHPUT, TODO, TRAIN, Cell, Job
 from quarl.lab.file import Study
+from quarl.lab.methods import actorq
 from quarl.lab.play import make_worker, preload
 from quarl.lab.store import Record, Store
-from quarl.lab.trainings import WORK
 from quarl.processes.inside import Result
 from quarl.processes.pool import Bounds, Ended, LocalPool, Pool
 from quarl.processes.signals import Interrupts
@@ -30,6 +31,8 @@ from quarl.readers import zoo
 Progress = Callable[[str, int], None]
 MakePool = Callable[[Path, Bounds, int, Callable[[], None]], Pool]
 """As `LocalPool` is made."""
+WORK = {**trainings.WORK, ACTORQ: actorq.run, THROUGHPUT: actorq.watch_window}
+"""What measures a cell that no worker plays, by its method."""
 PLAYED = (FP32, PTQ)
 """Methods whose cells are forked from a worker; the others' processes begin from nothing."""
 TICK_S = 0.2
@@ -152,7 +155,7 @@ class Runner:
             if cell.needs and self.states[cell.needs] == FAILED:
                 error = f"the training of its agent failed: {self.cells[cell.needs].title}"
                 self._finish(Ended(key, Result(error=error)))
-            elif cell.needs and self.states[cell.needs] != DONE:
+            elif self._is_early(cell):
                 continue
             elif cell.method in PLAYED:
                 self._play(key, cell)
@@ -160,6 +163,11 @@ class Runner:
                 self._begin(key)
                 self.pool.start(key, cell.method, WORK[cell.method], self._job(cell))
         self.pool.keep_only([] if over else {self.workers[key] for key in self.waiting if key in self.workers})
+
+    def _is_early(self, cell: Cell) -> bool:
+        """Tell whether the cell waits for others; those that only bound its time may fail."""
+        agent_is_missing = bool(cell.needs) and self.states[cell.needs] != DONE
+        return agent_is_missing or any(self.states[key] in (TODO, RUNNING) for key in cell.after)
 
     def _play(self, key: str, cell: Cell) -> None:
         """Begins the cell where its worker is ready, and the worker where there is none."""
@@ -184,7 +192,8 @@ class Runner:
         if cell.method in PLAYED or cell.work.get("from") is not None:
             assert cell.agent is not None
             path = self.folder / str(self.store.result(cell.needs)["agent"]) if cell.needs else cell.agent.path
-        return Job(cell=cell, study=self.folder, path=path)
+        before = {key: self.store.result(key) for key in cell.after if self.states[key] == DONE}
+        return Job(cell=cell, study=self.folder, path=path, before=before)
 
     def _hear(self, event: Ended) -> None:
         if event.lost:
@@ -202,7 +211,7 @@ class Runner:
         self.waiting.pop(key, None)
         self.states[key] = FAILED if event.result.error else DONE
         self.finished.append(event)
-        if self.cells[key].method == TRAIN:
+        if self.cells[key].method in (TRAIN, ACTORQ):
             self._keep()  # cells that need it are about to read it
         self.progress(self.cells[key].title, 1)
 

@@ -17,7 +17,21 @@ from pathlib import Path
 from typing import Any
 
 from quarl.errors import QuarlError
-from quarl.lab.cells import ACTORQ, DONE, FAILED, NA, NAMES, PTQ, RUNNING, TODO, TRAIN, Cell, Named
+from quarl.lab.cells import (
+    ACTORQ,
+    DONE,
+    FAILED,
+    NA,
+    NAMES,
+    PTQ,
+    RUNNING,
+    THROUGHPUT,
+    TODO,
+    TRAIN,
+    UPDATES,
+    Cell,
+    Named,
+)
 from quarl.processes.pool import Ended
 
 NAME = "study.sqlite"
@@ -46,7 +60,13 @@ CREATE TABLE cells (
 COLUMNS = (*NAMES, "episodes")
 """Of a cell, by the same names."""
 WEIGHTS, REACHED = ("weight_min", "weight_max", "weight_std"), ("target", "reached_s", "clock_s")
-NEEDED: Mapping[str, tuple[str, ...]] = {TRAIN: ("agent",), PTQ: ("returns", *WEIGHTS), ACTORQ: ("returns", *REACHED)}
+NEEDED: Mapping[str, tuple[str, ...]] = {
+    TRAIN: ("agent",),
+    PTQ: ("returns", *WEIGHTS),
+    ACTORQ: ("returns", *REACHED),
+    UPDATES: ("seconds",),
+    THROUGHPUT: ("actors", "slices"),
+}
 """Values without which no table can be made of a finished cell, by its method; of others, the returns."""
 
 

@@ -220,7 +220,10 @@ def actorq(records: Sequence[Record]) -> list[ActorQRow]:
     rows: list[ActorQRow] = []
     for group in groups:
         facts = [record.result for record in group.records]
-        same = {record.seed: record.result for record in _find(groups, group.agent, ACTORQ, FP32).records}
+        same = {
+            record.seed: record.result
+            for record in _find(groups, group.agent, ACTORQ, FP32, (group.scheme, group.mode)).records
+        }
         against = [(same[record.seed], record.result) for record in group.records if record.seed in same]
         ratios = [_seconds(exact) / _seconds(result) for exact, result in against]
         # whoever was stopped short of the target would have taken longer
@@ -230,6 +233,7 @@ def actorq(records: Sequence[Record]) -> list[ActorQRow]:
             ActorQRow(
                 **asdict(group.agent),
                 precision=group.precision,
+                mode=group.mode,
                 seeds=len(facts),
                 **as_fields(group.mean(), "mean", "ci"),
                 target=facts[0]["target"],

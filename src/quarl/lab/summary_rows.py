@@ -142,6 +142,8 @@ class ActorQRow(AgentName, Row):
 
     command = "study actorq"
     precision: Annotated[str, Column("actors")]
+    mode: Annotated[str, Column("options", lambda mode: "" if mode == "dynamic" else mode, optional=True)]
+    """Engine and options in which runs differ; dynamic if they do not."""
     seeds: Seeds
     mean: Mean
     ci_low: Interval

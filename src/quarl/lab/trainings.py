@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,14 +17,12 @@ from quarl.distillation import rounds
 from quarl.distillation.validation import Validation
 from quarl.envs.environment import home_of
 from quarl.errors import QuarlError
-from quarl.lab.cells import ACTORQ, DISTILL, QAT, TRAIN, UNTRAINED, Job
+from quarl.lab.cells import DISTILL, QAT, TRAIN, UNTRAINED, UPDATES, Job
 from quarl.lab.play import make_worker, returns, weights
 from quarl.lab.source import check_file
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
-from quarl.processes.signals import SIGNALLED
 from quarl.quant.spec import QuantSpec
-from quarl.readers import load
 from quarl.removed import without_removed
 from quarl.runs import train as runs
 from quarl.runs.folder import BEST, RunFolder
@@ -47,7 +44,7 @@ def play_untrained(job: Job) -> dict[str, Any]:
     begun = runs.Training(training_config(job.cell.work, job.folder), _print)  # writes nothing before it runs
     assert begun.model.env is not None
     begun.model.env.close()
-    return _played(job, begun.evaluator.exact(begun.model))
+    return played(job, begun.evaluator.exact(begun.model))
 
 
 def train_quantised(job: Job) -> dict[str, Any]:
@@ -61,7 +58,7 @@ def train_quantised(job: Job) -> dict[str, Any]:
     best = run.path / f"{BEST}.quarl"  # a run may be too short for an evaluation after quantisation began
     policy = artifact.read(best if best.is_file() else run.integers)
     assert isinstance(policy, QuantizedPolicy)
-    return {**_played(job, policy), **_length(row)}
+    return {**played(job, policy), **_length(row)}
 
 
 def distil(job: Job) -> dict[str, Any]:
@@ -83,43 +80,26 @@ def distil(job: Job) -> dict[str, Any]:
     return {**played, **weights(policy), "distillation": rounds.facts(snapshots)}
 
 
-def run_actorq(job: Job) -> dict[str, Any]:
-    """A learner with quantised actors; what is played is the learner's policy, in float."""
-    from quarl.actorq.auto import chosen  # here: other trainings need no learner
-    from quarl.actorq.supervisor import Supervisor
+def time_updates(job: Job) -> dict[str, Any]:
+    """Time the updates of a training that the study would begin."""
+    from quarl.lab.methods.updates import measure  # here: few studies time updates
 
-    config = actorq_config(job.cell.work, job.folder)
-    if RunFolder(config.output).checkpoints():
-        config = replace(config, resume=True)
-    else:
-        shutil.rmtree(job.folder, ignore_errors=True)  # it was killed before there was anything to go on from
-    supervisor = Supervisor(chosen(config, _print), _print)
-    metrics = deque(supervisor.run(), maxlen=1)
-    ended, row = supervisor.result, supervisor.result.row
-    if ended.exit_code > SIGNALLED:
-        raise SystemExit(ended.exit_code)
-    if ended.exit_code:
-        raise QuarlError(ended.message.partition("; go on with")[0])
-    policy = load.read(job.folder / "policy-fp32.safetensors")
-    assert isinstance(policy, QuantizedPolicy)
-    assert row is not None
-    facts = {name: row[name] for name in ("clock_s", "reached_s", "updates")}
-    facts |= {name: metrics[-1][name] for name in ("staleness_p50", "staleness_p99")}
-    last: Mapping[str, Any] = next(reversed(supervisor.evaluator.entries), {})
-    facts |= {f"final_{name}": last.get(name) for name in ("return", "return_quantised")}
-    return {**_played(job, policy), **facts, "target": config.target, "trained_steps": row["timesteps"]}
+    work = job.cell.work
+    return measure(training_config(work, job.folder), work["dtypes"], work["timed_s"], _print)
 
 
 WORK: Mapping[str, Callable[[Job], dict[str, Any]]] = {
     TRAIN: train,
     DISTILL: distil,
     QAT: train_quantised,
-    ACTORQ: run_actorq,
     UNTRAINED: play_untrained,
+    UPDATES: time_updates,
 }
+"""What measures a cell in a process of its own, by its method."""
 
 
-def _played(job: Job, policy: QuantizedPolicy) -> dict[str, Any]:
+def played(job: Job, policy: QuantizedPolicy) -> dict[str, Any]:
+    """Return the returns and the weights of the policy that a cell has trained."""
     work = job.cell.work
     return {**returns(policy, work, home_of(policy, work["env_id"])), **weights(policy)}
 

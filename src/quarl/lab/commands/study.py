@@ -123,11 +123,11 @@ def _chosen(config: StudyRunConfig, cells: Sequence[Cell]) -> list[Cell]:
     if unknown := [word for word in config.only if word not in known]:
         raise QuarlError(f"--only {unknown[0]}: the study has no such cell; it has {', '.join(dict.fromkeys(known))}")
     asked = [set(config.only) & {*kind} or kind for kind in zip(*names, strict=True)]
-    keys = set()
-    for cell, of_cell in zip(cells, names, strict=True):
+    keys: set[str] = set()
+    for cell, of_cell in reversed(list(zip(cells, names, strict=True))):  # what a cell needs precedes it
         fits = [name in words for name, words in zip(of_cell, asked, strict=True)]
-        if all(fits[:2] if cell.method == FP32 else fits):
-            keys |= {cell.key, cell.needs}
+        if cell.key in keys or all(fits[:2] if cell.method == FP32 else fits):
+            keys |= {cell.key, cell.needs, *cell.after}
     return [cell for cell in cells if cell.key in keys]
 
 

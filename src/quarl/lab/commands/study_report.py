@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -11,10 +12,11 @@ from quarl.commands import terminal
 from quarl.config import StudyReportConfig
 from quarl.errors import QuarlError
 from quarl.files import write_bytes
-from quarl.lab import rows, summaries
+from quarl.lab import actorq_figures, actorq_reward_figures, rows, summaries
 from quarl.lab.cell_groups import grouped
 from quarl.lab.cells import DONE, TRAIN
 from quarl.lab.file import MARGIN_PCT
+from quarl.lab.methods import actorq_reward, actorq_speedup, actorq_throughput, updates_rows
 from quarl.lab.store import Record, Store
 from quarl.lab.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, LearningRow, SweetSpotRow, TrainedRow
 from quarl.report import page, schema, tables
@@ -29,9 +31,23 @@ TITLES: Mapping[type[Row], str] = {
     TrainedRow: "Trained or distilled for the precision",
     LearningRow: "Trained in float32",
     ActorQRow: "ActorQ",
+    actorq_reward.RewardRow: "Time to reward",
+    actorq_speedup.SpeedupRow: "Speed-up",
+    actorq_throughput.ThroughputRow: "Throughput of training",
+    actorq_throughput.BreakdownRow: "Milliseconds of 1,000 environment steps",
+    updates_rows.UpdatesRow: "Updates",
     ExcludedRow: "Not measured",
 }
 """Of the tables by their rows, in the page's order."""
+
+
+WINDOWS: Mapping[type[Row], Callable[[Sequence[Fields], str], Figure]] = {
+    actorq_throughput.ThroughputRow: actorq_figures.throughput,
+    actorq_throughput.BreakdownRow: actorq_figures.breakdown,
+}
+"""Figures of rows that were measured in windows."""
+FIGURES = ("bits", "throughput", "breakdown", "times", "curves", "curves-updates", "ratios")
+"""Names of all figures of a report."""
 
 
 def run(config: StudyReportConfig) -> int:
@@ -60,25 +76,51 @@ def make(folder: Path, command: str) -> schema.Document:
     done = [row for row in measured["rows"] if row["state"] == DONE]
     if not done:
         raise QuarlError(f"no cell of {folder} is done yet; quarl study run measures them")
-    groups, figures = grouped(records), []
+    groups = grouped(records)
+    runs = actorq_reward.runs(records)
+    faster = actorq_speedup.speedups([asdict(row) for row, _ in runs])
+    throughput, breakdown = actorq_throughput.tables(records)
     tables_of: Mapping[type[Row], Sequence[Row]] = {
         ErrorsRow: summaries.errors(groups) if any(group.method == "ptq" for group in groups) else [],
         SweetSpotRow: summaries.sweet_spots(groups, records, margin),
         TrainedRow: summaries.trained(groups, margin),
         LearningRow: summaries.learning(groups, records),
         ActorQRow: summaries.actorq(records),
+        actorq_reward.RewardRow: [row for row, _ in runs],
+        actorq_speedup.SpeedupRow: faster,
+        actorq_throughput.ThroughputRow: throughput,
+        actorq_throughput.BreakdownRow: breakdown,
+        updates_rows.UpdatesRow: updates_rows.updates(records),
         ExcludedRow: summaries.excluded(records),
     }
     rows_by = {kind: schema.document(kind, table)["rows"] for kind, table in tables_of.items()}
+    figures = _figures(name, rows_by, [curve for _, curve in runs])
     if any(row["method"] in COMPARED for row in done):
         curve = bits_against_return(summaries.means(groups), f"{name}: return at each precision")
-        figures = [("bits", CAPTION, curve)]
+        figures.insert(0, ("bits", CAPTION, curve))
     _write(folder, command, name, str(document.get("about", "")), margin, records, measured, rows_by, figures)
     for kind, shown in rows_by.items():
         if shown:
             terminal.show(kind, shown, TITLES[kind])
     terminal.say(f"report: {folder / 'report.html'}")
     return measured
+
+
+def _figures(name: str, rows_by: Tables, curves: Sequence[actorq_reward.Curve]) -> list[tuple[str, str, Figure]]:
+    """Return name, caption and figure of what the study measured of ActorQ."""
+    drawn: list[tuple[str, str, Figure]] = []
+    for kind, draw in WINDOWS.items():
+        if rows := rows_by[kind]:
+            drawn.append((kind.command.split()[-1], TITLES[kind], draw(rows, f"{name}: {TITLES[kind].lower()}")))
+    rows, title = rows_by[actorq_reward.RewardRow], f"{name}: time to reward"
+    if any(row["part"] in ("fixed", "measured") for row in rows):
+        pairs = list(zip(rows, curves, strict=True))
+        drawn.append(("times", "Seconds to the target.", actorq_reward_figures.times(rows, title)))
+        for file, against in (("curves", "clock_s"), ("curves-updates", "updates")):
+            drawn.append((file, "Learning curves.", actorq_reward_figures.curves(pairs, title, against)))
+    if len({row["samples_per_insert"] for row in rows}) > len({row["task"] for row in rows}):
+        drawn.append(("ratios", "Seconds at each samples per insert.", actorq_reward_figures.ratios(rows, title)))
+    return drawn
 
 
 def _write(
@@ -106,8 +148,8 @@ def _write(
     write_bytes(
         f"# {tables.escaped(name)}\n\n{tables.escaped(about)}\n\n{judged}{markdown}".encode(), folder / "tables.md"
     )
-    if not figures:
-        (folder / "bits.png").unlink(missing_ok=True)
+    for figure in {*FIGURES} - {figure for figure, _, _ in figures}:
+        (folder / f"{figure}.png").unlink(missing_ok=True)
     page.write(
         folder,
         figures,
@@ -164,6 +206,8 @@ def _sentences(rows_by: Tables, records: Sequence[Record]) -> list[str]:
                 )
         if kept:
             sentences.append(f"Scheme {scheme}, {mode}: return is kept by {', '.join(kept)}.")
+    sentences += actorq_reward.sentences(rows_by[actorq_reward.RewardRow])
+    sentences += updates_rows.sentences(rows_by[updates_rows.UpdatesRow])
     left = sum(record.state != DONE for record in records if record.method != TRAIN)
     explained = sum(row["cells"] for row in rows_by[ExcludedRow])
     if explained:

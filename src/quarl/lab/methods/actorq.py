@@ -1,51 +1,238 @@
-"""Cells of the ActorQ measurements: real runs, watched for a window or to their end."""
+"""Cells of ActorQ: runs to their target or their bound, and runs that are watched for a window."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import shutil
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quarl.actorq.counters import CLASSES, Counters, Learner
-from quarl.actorq.supervisor import Supervisor
+from quarl import energy
+from quarl.actorq.counters import CLASSES, Control, Counters, Learner
 from quarl.arrays import Array
 from quarl.config import ActorQConfig
-from quarl.config.base import ASIDE
-from quarl.energy import OFF, Meter
 from quarl.errors import QuarlError
 from quarl.files import temporary_folder
-from quarl.lab.methods.cells import Cell, Say
+from quarl.lab.cells import Job
+from quarl.lab.trainings import actorq_config, played
+from quarl.machine import machine
+from quarl.policy.graph import QuantizedPolicy
 from quarl.processes.signals import SIGNALLED
+from quarl.readers import load
+from quarl.runs.folder import RunFolder
 
+if TYPE_CHECKING:
+    from quarl.actorq.supervisor import Supervisor
+
+Facts = Mapping[str, Any]
 HISTOGRAMS = ("staleness", "latency_ms", "blocked_ms")
-"""Of the counters: ages in updates, milliseconds, tenths of a millisecond."""
+"""Counters in bins: ages in updates, milliseconds, tenths of a millisecond."""
 ADDED = (
     *("steps", "pulls", "skipped", "loop_s", "inference_s", "environment_s", "insert_s"),
     *("pull_s", "deserialize_s", "load_s", "wait_s", "stale_s"),
 )
-"""Of an actor's part of a row of metrics: what adds up over the run."""
-ELSEWHERE = ("output", "resume", "plan", *ASIDE)
-"""Options that a cell does not depend on."""
+"""Values of an actor in a row of metrics that add up over the run."""
+OF_CURVES = ("clock_s", "timesteps", "updates", "return", "return_quantised")
+"""Values of an evaluation that are kept."""
+ENDED = ("clock_s", "timesteps", "updates")
+"""Values of the moment at which a run reached its target, or ended without."""
+DESCRIBED = (
+    *("engine", "net_arch", "samples_per_insert", "actors", "envs_per_actor"),
+    *("actor_update_interval", "publish_interval"),
+)
+"""Options of a run that its rows hold."""
+ENDLESS = 10**9
+"""Environment steps of a run that is watched for a window."""
+WARM_UP_S = 10.0
+"""Seconds before the window in which a derived arm's pace is measured."""
 
 
-def settings_of(config: ActorQConfig, **more: Any) -> dict[str, Any]:
-    """What a cell depends on: the run's configuration and `more`."""
-    return {key: value for key, value in asdict(config).items() if key not in ELSEWHERE} | more
+def run(job: Job) -> dict[str, Any]:
+    """Train a learner with quantized actors and play its policy, in float.
+
+    A run with a bound on its time begins anew after a kill, and leaves no files.
+    """
+    from quarl.actorq.auto import chosen  # here: other cells need no learner
+    from quarl.actorq.supervisor import Supervisor
+
+    job = _chosen(job)
+    work, cap_s = job.cell.work, math.inf
+    config, is_timed = actorq_config(work, job.folder), "cap" in work
+    if "derived" in work:
+        return _derived(job, config)
+    if is_timed:
+        cap_s = _cap_s(job)
+    if RunFolder(config.output).checkpoints() and not is_timed:
+        config = replace(config, resume=True)
+    else:
+        shutil.rmtree(job.folder, ignore_errors=True)  # it was killed before there was anything to resume
+    rates = _rates(config) if "part" in work else None
+    with energy.meter(config) as meter:
+        supervisor = Supervisor(chosen(config, _print), _print)
+        metrics: deque[dict[str, Any]] = deque(maxlen=1)
+        for each in supervisor.run():
+            metrics.append(each)
+            if each["clock_s"] >= cap_s and supervisor.evaluator.reached_s is None:
+                supervisor.counters.control[Control.FINISH] = 1
+    ended, row = supervisor.result, supervisor.result.row
+    if ended.exit_code:
+        raise _ended(supervisor, "")
+    policy = load.read(job.folder / "policy-fp32.safetensors")
+    assert isinstance(policy, QuantizedPolicy)
+    assert row is not None
+    entries = supervisor.evaluator.entries
+    last: Facts = next(reversed(entries), {})
+    reached = next((entry for entry in entries if entry["clock_s"] == row["reached_s"]), row)
+    facts = {
+        **played(job, policy),
+        **{name: row[name] for name in ("clock_s", "reached_s", "updates")},
+        **{name: metrics[-1][name] for name in ("staleness_p50", "staleness_p99")},
+        **{f"final_{name}": last.get(name) for name in ("return", "return_quantised")},
+        "options": _described(supervisor.config, row["samples_per_insert"]),
+        "predicted_updates_per_s": rates and rates["predicted_updates_per_s"],
+        "target": config.target,
+        "trained_steps": row["timesteps"],
+        "ended": {name: reached[name] for name in ENDED},
+        "evaluations": [{name: entry[name] for name in OF_CURVES if name in entry} for entry in entries],
+        "part": work.get("part", "fixed"),
+        "choice": work.get("choice"),
+        "cpu": machine()["cpu"],
+        "joules": meter.cost and meter.cost.joules,
+        "joules_by": meter.method,
+    }
+    if is_timed:
+        shutil.rmtree(job.folder)
+    return facts
 
 
-def described(config: ActorQConfig, *names: str) -> dict[str, Any]:
-    """Precision and engine of a run's actors, as a row has them, and the run's options of these names."""
-    arm = {"precision": config.actor_precision, "engine": config.engine}
-    return arm | {name: getattr(config, name) for name in names}
+def seconds_of(facts: Facts) -> float:
+    """Return the seconds to the target, or to the end of a run without."""
+    return float(facts["ended"]["clock_s"])
 
 
-def watch(config: ActorQConfig, *, warm_up: float, seconds: float, say: Say, meter: Meter = OFF) -> Cell:
-    """What a run does in a window of training time that opens `warm_up` seconds after its actors use their policy."""
-    with _running(config, say) as (supervisor, rows):
+def _chosen(job: Job) -> Job:
+    """Return the job with the options of the fastest development run, if it has to choose; of equal ones the first."""
+    work = job.cell.work
+    if "choices" not in work:
+        return job
+    tried = [(job.before[choice["key"]], choice) for choice in work["choices"] if choice["key"] in job.before]
+    arrived = [(facts, choice) for facts, choice in tried if facts["reached_s"] is not None]
+    if failed := len(work["choices"]) - len(tried):
+        raise QuarlError(f"{failed} of its development runs failed, and it is not measured")
+    if not arrived:
+        raise QuarlError(
+            f"{job.cell.precision} reached the target in none of {len(tried)} development runs, and is not measured"
+        )
+    _, choice = min(arrived, key=lambda pair: seconds_of(pair[0]))
+    work = {**work, "options": choice["options"], "choice": choice["key"]}
+    return replace(job, cell=replace(job.cell, work=work))
+
+
+def _cap_s(job: Job) -> float:
+    """Return the training time after which the run ends; QuarlError if its bound is of another processor."""
+    cap, here = job.cell.work["cap"], machine()["cpu"]
+    for facts in job.before.values():
+        if facts["cpu"] != here:
+            raise QuarlError(
+                f"the run that it is compared with was measured on {facts['cpu']}, and this is {here}: "
+                "run the study there, or in another folder"
+            )
+    own = [job.before[key] for key in cap.get("own", ()) if key in job.before]
+    if job.cell.work.get("part") == "development":
+        own = [facts for facts in own if facts["reached_s"] is not None]
+    if own:
+        return min(map(seconds_of, own))
+    longest = 60 * float(cap["minutes"])
+    if "reference" not in cap:
+        return longest
+    shorter = 60 * float(cap["reference_minutes"])
+    if not cap["reference"]:
+        return shorter
+    if (reference := job.before.get(cap["reference"])) is None:
+        return longest
+    times = float(cap["times"])
+    return min(times * seconds_of(reference), longest if reference["reached_s"] is not None else shorter)
+
+
+def _derived(job: Job, config: ActorQConfig) -> dict[str, Any]:
+    """Return the facts of another arm's run at the measured pace of this one."""
+    told = job.cell.work["derived"]
+    if (source := job.before.get(told["of"])) is None:
+        raise QuarlError("the run whose updates count failed")
+    window = watch(config, warm_up=WARM_UP_S, seconds=told["seconds"])
+    if not window["updates"]:
+        raise QuarlError("the window saw no update, and so no pace: raise the seconds of derived")
+    pace_s = window["clock_s"] / window["updates"]
+    seconds = source["ended"]["updates"] * pace_s
+    return {
+        **source,
+        "options": _described(config, source["options"]["samples_per_insert"]),
+        "ended": {**source["ended"], "clock_s": seconds},
+        "clock_s": source["updates"] * pace_s,
+        "reached_s": None if source["reached_s"] is None else seconds,
+        "evaluations": [],
+        "derived": True,
+        "joules": None,
+        "joules_by": None,
+    }
+
+
+def watch_window(job: Job) -> dict[str, Any]:
+    """Watch a run for a window, and predict its updates a second."""
+    work = job.cell.work
+    config = actorq_config(work, job.folder)
+    with energy.meter(config) as meter:
+        window = watch(config, warm_up=work["warm_up"], seconds=work["seconds"], meter=meter)
+    rates = _rates(config)
+    options = _described(config, rates["samples_per_insert"])
+    return {**window, **rates, "options": options, "cpu": machine()["cpu"]}
+
+
+def _described(config: ActorQConfig, ratio: float) -> dict[str, Any]:
+    """Return the options of a run that its rows hold; `ratio` is its samples per insert if it names none."""
+    options = {name: getattr(config, name) for name in DESCRIBED}
+    return options | {
+        "net_arch": config.net_arch or "default",
+        "samples_per_insert": config.samples_per_insert or ratio,
+    }
+
+
+def _rates(config: ActorQConfig) -> dict[str, Any]:
+    """Return the updates a second that `quarl actorq --plan` predicts for the run."""
+    from quarl.actorq import throughput_plan  # here: other cells predict nothing
+
+    rates = throughput_plan.measure(config, ((config.actor_precision, config.engine),))
+    row, *_ = throughput_plan.predict(rates, config)
+    known = {"batch_size": rates.batch_size, "samples_per_insert": rates.samples_per_insert}
+    return {"predicted_updates_per_s": row.predicted_updates_per_s, **known}
+
+
+def watch(config: ActorQConfig, *, warm_up: float, seconds: float, meter: energy.Meter = energy.OFF) -> dict[str, Any]:
+    """Watch a run without end for a window of training time.
+
+    Args:
+        config: The run; its length, target and evaluations are not used.
+        warm_up: Seconds from the first actions of the policy to the window.
+        seconds: Length of the window.
+        meter: Counts the window's energy.
+
+    Returns:
+        What came about between the window's ends: steps, updates, waits, ages of weights.
+    """
+    endless: dict[str, Any] = {
+        "n_timesteps": ENDLESS,
+        "eval_freq": 0,
+        "target": None,
+        "save_freq": ENDLESS,
+        "save_minutes": 0.0,
+    }
+    config = replace(config, **endless, save_replay_buffer=False)
+    with _running(config) as (supervisor, rows):
         acting_since: float | None = None
         window: list[dict[str, Any]] = []
         for row in rows:
@@ -67,56 +254,34 @@ def watch(config: ActorQConfig, *, warm_up: float, seconds: float, say: Say, met
     raise _ended(supervisor, "before its window closed")
 
 
-def train(config: ActorQConfig, *, cap_s: float = math.inf, say: Say, meter: Meter = OFF) -> Cell:
-    """A run to its end, or until the training clock reaches `cap_s` (then it is censored).
-
-    meter: counts the whole run: its start, its evaluations and what its processes take to end.
-    """
-    joules, censored = meter.joules(), False
-    with _running(config, say) as (supervisor, rows):
-        for row in rows:
-            if supervisor.evaluator.reached_s is None and row["clock_s"] >= cap_s:
-                censored = True
-                break
-    if not censored and supervisor.result.exit_code:
-        raise _ended(supervisor, "")
-    reached_s, entries = supervisor.evaluator.reached_s, supervisor.evaluator.entries
-    return {
-        **{name: row[name] for name in ("clock_s", "timesteps", "updates", "staleness_p50", "staleness_p99")},
-        **_cost(joules, meter),
-        "reached_s": reached_s,
-        "reached": next((entry for entry in entries if entry["clock_s"] == reached_s), None),
-        "evaluations": entries,
-    }
-
-
-def _cost(before: float | None, meter: Meter) -> dict[str, Any]:
-    """Joules since then, and how they were found."""
+def _cost(before: float | None, meter: energy.Meter) -> dict[str, Any]:
+    """Return joules since then, and how they were found."""
     now = meter.joules()
     return {"joules": None if before is None or now is None else now - before, "joules_by": meter.method}
 
 
 @contextlib.contextmanager
-def _running(config: ActorQConfig, say: Say) -> Iterator[tuple[Supervisor, Iterator[dict[str, Any]]]]:
+def _running(config: ActorQConfig) -> Iterator[tuple[Supervisor, Iterator[dict[str, Any]]]]:
     """A supervisor, whose files vanish with it, and the rows of metrics of its run."""
+    from quarl.actorq.supervisor import Supervisor  # here: other cells need no learner
+
     with temporary_folder() as folder:
-        supervisor = Supervisor(replace(config, output=folder), say)
+        supervisor = Supervisor(replace(config, output=folder), _print)
         with contextlib.closing(supervisor.run()) as rows:
             yield supervisor, rows
 
 
 def _ended(supervisor: Supervisor, when: str) -> BaseException:
-    """What ended a run early: Ctrl-C goes on as such."""
-    if supervisor.result.exit_code > SIGNALLED:
-        return KeyboardInterrupt()
-    message = supervisor.result.message.partition("; go on with")[0] or "see above"
-    return QuarlError(
-        f"the run ended {when} with exit code {supervisor.result.exit_code}: {message}".replace("  ", " ")
-    )
+    """Return what ended a run early; a signal ends the process with its code."""
+    code = supervisor.result.exit_code
+    if code > SIGNALLED:
+        return SystemExit(code)
+    message = supervisor.result.message.partition("; go on with")[0] or f"exit code {code}"
+    return QuarlError(f"the run ended {when}: {message}" if when else message)
 
 
 def _differences(window: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What has come between the first row of a window and the last."""
+    """Return what came about between the first row of a window and the last."""
     first, last = window[0], window[-1]
     pairs = list(zip(first["actors"], last["actors"], strict=True))
     updates = last["updates"] - first["updates"]
@@ -145,10 +310,5 @@ def _sparse(counts: Array) -> dict[str, int]:
     return {str(place): int(counts[place]) for place in np.flatnonzero(counts)}
 
 
-def dense(*sparse: Mapping[str, int]) -> Array:
-    """int64 [CLASSES]: the counts of several cells together."""
-    counts = np.zeros(CLASSES, np.int64)
-    for cell in sparse:
-        for place, count in cell.items():
-            counts[int(place)] += count
-    return counts
+def _print(line: str) -> None:
+    print(line, flush=True)

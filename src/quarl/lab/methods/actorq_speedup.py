@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import numpy as np
 
 from quarl import formats
-from quarl.actorq.throughput_plan import FLOAT, TORCH, Arm
 from quarl.arrays import Array
 from quarl.lab.actorq_figures import at_own_ratio
+from quarl.lab.methods.actorq_throughput import FLOAT, TORCH, Arm
 from quarl.report.schema import Fields
 from quarl.rows import ActorPrecision, Column, Row, by
 from quarl.stats import NO_VERDICT, as_fields, error_over_seeds, geometric_mean, over_few, verdict_over_seeds
@@ -30,7 +30,7 @@ FEWEST_SEEDS = 3
 class SpeedupRow(Row):
     """One arm against another on one task, or in the geometric mean over the tasks (task "all")."""
 
-    command = "bench actorq speed-up"
+    command = "study speed-up"
     task: Annotated[str, Column("task")]
     precision: ActorPrecision
     engine: str
@@ -111,7 +111,8 @@ def _arm(rows: Sequence[Fields], arm: Arm, base: Arm, *, is_best: bool) -> Itera
             {row["seed"]: row for row in rows if (row["task"], row["precision"], row["engine"]) == (task, *of)}
             for of in (arm, base)
         )
-        pairs = [(ours[seed], theirs[seed]) for seed in ours if seed in theirs]
+        alike = [seed for seed in ours if seed in theirs and ours[seed]["cpu"] == theirs[seed]["cpu"]]
+        pairs = [(ours[seed], theirs[seed]) for seed in alike]
         reached = [(a, b) for a, b in pairs if not a["censored"]]
         lost += len(pairs) - len(reached)
         if not reached:

@@ -1,28 +1,26 @@
-"""Throughput of training with each arm's actors, and where an actor's time goes: real runs, watched for a window."""
+"""Throughput of training with each arm's actors, and where an actor's time goes: the windows of a study."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from operator import attrgetter
 from typing import Annotated, Any
 
 import numpy as np
 
 from quarl import formats
-from quarl.actorq import throughput_plan
-from quarl.actorq.counters import overhead_s, percentile
+from quarl.actorq.counters import CLASSES, overhead_s, percentile
 from quarl.arrays import Array
-from quarl.config import ActorQConfig
-from quarl.config.bench import BenchActorQConfig, split_arm
-from quarl.lab.methods.actorq import dense, described, settings_of, watch
-from quarl.lab.methods.cells import Cell, Cells, turned
-from quarl.rows import RATIO, ActorPrecision, Column, Joules, JoulesBy, Row
+from quarl.lab.cells import DONE, THROUGHPUT, AgentName
+from quarl.lab.store import Record
+from quarl.rows import RATIO, ActorPrecision, Column, Joules, JoulesBy, Row, by
 from quarl.stats import Interval, as_fields, ratio_interval
 
+Cell = Mapping[str, Any]
+Arm = tuple[str, str]
+FLOAT, TORCH = ("fp32", "litert"), ("fp32", "torch")
 MIN_UPDATES = 20
-"""With fewer in some arm's window, arms are compared by environment steps: at a fixed ratio both say the same."""
+"""With fewer in some arm's window, arms are compared by environment steps: at a fixed ratio both are in proportion."""
 MAX_UPDATES_PER_VERSION = 30
 SLICES = 10
 PARTS = ("inference", "environment", "insert", "pull", "deserialize", "load")
@@ -30,7 +28,7 @@ PARTS = ("inference", "environment", "insert", "pull", "deserialize", "load")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArmRow(Row):
+class ArmRow(AgentName, Row):
     """What rows of runs that differ in their actors begin with."""
 
     precision: ActorPrecision
@@ -39,15 +37,17 @@ class ArmRow(Row):
     net_arch: Annotated[str, Column("policy", caption="policy {}", before="samples_per_insert")]
 
 
-ARM = ("samples_per_insert", "net_arch")
-"""Options of a run that an ArmRow holds."""
+ARM = ("engine", "samples_per_insert", "net_arch", "actors")
+"""Options of a run that both rows hold."""
+PLACE = ("samples_per_insert", "net_arch", "actors", "envs_per_actor", "actor_update_interval", "publish_interval")
+"""Options that runs share whose arms are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughputRow(ArmRow):
     """One arm at one ratio and width."""
 
-    command = "bench actorq throughput"
+    command = "study throughput"
     actors: Annotated[int, Column("actors", caption="actors: {}", before="samples_per_insert")]
     updates_per_s: Annotated[float, Column("updates/s", formats.three_digits)]
     env_steps_per_s: Annotated[float, Column("steps/s", "{:,.0f}".format)]
@@ -61,7 +61,7 @@ class ThroughputRow(ArmRow):
         Column("× fp32", formats.times, of=("speedup_vs_litert_fp32", "vs_litert_low", "vs_litert_high")),
     ]
     predicted_speedup: Annotated[float | None, Column("predicted", formats.times, before="speedup_vs_litert_fp32")]
-    """Over torch fp32, as `quarl actorq --plan` predicts it."""
+    """Over torch fp32, as `quarl actorq --plan` predicts it; null without that arm."""
     predicted_updates_per_s: float
     vs_torch_low: float | None
     """Ends of the 95 % bootstrap intervals over slices of the windows."""
@@ -95,7 +95,7 @@ class ThroughputRow(ArmRow):
     bytes_share_of_fp32: float | None
     publisher_cpu_share: float
     joules: Joules
-    """Of the windows; null where one was measured without --energy."""
+    """Of the windows; null if one was measured without energy: true."""
     joules_by: JoulesBy
 
 
@@ -107,7 +107,7 @@ def _ages(p50: float | None, p99: float | None) -> str:
 class BreakdownRow(ArmRow):
     """One arm's actors; all times are milliseconds of 1,000 environment steps."""
 
-    command = "bench actorq breakdown"
+    command = "study breakdown"
     actor_update_interval: Annotated[int, Column("weights every", "{} steps".format, before="precision")]
     publish_interval: int
     actors: int
@@ -122,63 +122,33 @@ class BreakdownRow(ArmRow):
     other_ms: Annotated[float, Column("other", formats.three_digits)]
 
 
-def throughput(config: BenchActorQConfig, cells: Cells) -> list[ThroughputRow]:
-    """A row for every arm at every ratio and width whose windows are there."""
-    windows = _windows(config, cells)
-    rates: dict[str | None, throughput_plan.Rates | None] = {}
-    for run in config.runs(config.arms[-1:]):
-        if run.net_arch not in rates:
-            rates[run.net_arch] = _rates(config, cells, run)
-    rows: list[ThroughputRow] = []
-    place = attrgetter("net_arch", "samples_per_insert")
-    for network, ratio in dict.fromkeys(map(place, config.runs())):
-        group = {run: windows[run] for run in windows if place(run) == (network, ratio)}
-        if group and (rate := rates[network]) is not None:
-            rows += _rows(group, rate)
-    return rows
+def tables(records: Sequence[Record]) -> tuple[list[ThroughputRow], list[BreakdownRow]]:
+    """Return the rows of all windows; those of several seeds of an arm are pooled."""
+    done = [record for record in records if record.method == THROUGHPUT and record.state == DONE]
+    throughput: list[ThroughputRow] = []
+    breakdown: list[BreakdownRow] = []
+    for (agent, *_), members in by(done, _place).items():
+        windows = {arm: [record.result for record in arms] for arm, arms in by(members, _arm_of).items()}
+        throughput += _rows(agent, windows)
+        breakdown += [_breakdown(agent, arm, cells) for arm, cells in windows.items()]
+    return throughput, breakdown
 
 
-def breakdown(config: BenchActorQConfig, cells: Cells) -> list[BreakdownRow]:
-    """A row for every update interval and arm whose windows are there."""
-    place = attrgetter("net_arch", "samples_per_insert", "actor_update_interval")
-    places = list(dict.fromkeys(map(place, config.runs())))
-    windows = _windows(config, cells)
-    return [_breakdown(run, windows[run]) for run in sorted(windows, key=lambda run: places.index(place(run)))]
+def _place(record: Record) -> tuple[Any, ...]:
+    return (record.of_agent(), *(record.result["options"][name] for name in PLACE), record.result["cpu"])
 
 
-def _windows(config: BenchActorQConfig, cells: Cells) -> dict[ActorQConfig, list[Cell]]:
-    """Return the windows of each run, by the run of the first round; in each round another arm begins."""
-    window = {"warm_up": config.warm_up, "seconds": config.seconds}
-    windows: dict[ActorQConfig, list[Cell]] = {}
-    for number in range(config.rounds):
-        for run in config.runs(turned(config.arms, number), config.seed + number):
-            # names and settings find the cells of runs that were stopped
-            arm = run.actor_precision if run.engine == "litert" else f"{run.engine}-{run.actor_precision}"
-            network = str(run.net_arch).replace(",", "x")
-            name = f"{arm}-spi{run.samples_per_insert:g}-{network}-every{run.actor_update_interval}-{number}"
-            measure = partial(watch, run, **window, say=cells.say, meter=cells.meter)
-            cell = cells.get(name, settings_of(run, **window), measure, group="throughput")
-            if cell is not None:
-                windows.setdefault(replace(run, seed=config.seed), []).append(cell)
-    return windows
+def _arm_of(record: Record) -> Arm:
+    return record.precision, record.result["options"]["engine"]
 
 
-def _rates(config: BenchActorQConfig, cells: Cells, run: ActorQConfig) -> throughput_plan.Rates | None:
-    """What predictions for the run's width are made of."""
-    arms = tuple(dict.fromkeys(split_arm(arm) for arm in ("torch-fp32", "fp32", *config.arms)))
-    name = f"rates-{str(run.net_arch).replace(',', 'x')}"
-    settings = settings_of(run, arms=arms)
-    cell = cells.get(name, settings, lambda: {"rates": asdict(throughput_plan.measure(run, arms))}, group="throughput")
-    return None if cell is None else throughput_plan.Rates.from_json(cell["rates"])
-
-
-def _rows(group: Mapping[ActorQConfig, Sequence[Cell]], rates: throughput_plan.Rates) -> Iterator[ThroughputRow]:
-    by_updates = all(sum(cell["updates"] for cell in cells) >= MIN_UPDATES for cells in group.values())
-    arms: dict[ActorQConfig, throughput_plan.Arm] = {run: (run.actor_precision, run.engine) for run in group}
-    paces = {arms[run]: _paces(cells, 2 if by_updates else 1) for run, cells in group.items()}
-    predicted = {(row.precision, row.engine): row for row in throughput_plan.predict(rates, next(iter(group)))}
-    for run, cells in group.items():
-        arm = arms[run]
+def _rows(agent: AgentName, windows: Mapping[Arm, Sequence[Cell]]) -> Iterator[ThroughputRow]:
+    by_updates = all(sum(cell["updates"] for cell in cells) >= MIN_UPDATES for cells in windows.values())
+    paces = {arm: _paces(cells, 2 if by_updates else 1) for arm, cells in windows.items()}
+    predicted = {
+        arm: float(np.mean([cell["predicted_updates_per_s"] for cell in cells])) for arm, cells in windows.items()
+    }
+    for arm, cells in windows.items():
         seconds, steps, updates = (sum(cell[key] for cell in cells) for key in ("clock_s", "env_steps", "updates"))
         actors = _summed(cells)
         waits = actors["wait_s"] + actors["stale_s"]
@@ -188,17 +158,19 @@ def _rows(group: Mapping[ActorQConfig, Sequence[Cell]], rates: throughput_plan.R
         joules = [cell["joules"] for cell in cells if cell.get("joules") is not None]
         counted = len(joules) == len(cells)
         yield ThroughputRow(
-            **described(run, *ARM, "actors"),
+            **asdict(agent),
+            precision=arm[0],
+            **{name: cells[0]["options"][name] for name in ARM},
             updates_per_s=updates / seconds,
             env_steps_per_s=steps / seconds,
-            **as_fields(_speedup(paces, arm, throughput_plan.TORCH), "speedup_vs_torch_fp32", "vs_torch"),
-            **as_fields(_speedup(paces, arm, throughput_plan.FLOAT), "speedup_vs_litert_fp32", "vs_litert"),
-            predicted_speedup=predicted[arm].predicted_speedup_vs_torch_fp32,
-            predicted_updates_per_s=predicted[arm].predicted_updates_per_s,
+            **as_fields(_speedup(paces, arm, TORCH), "speedup_vs_torch_fp32", "vs_torch"),
+            **as_fields(_speedup(paces, arm, FLOAT), "speedup_vs_litert_fp32", "vs_litert"),
+            predicted_speedup=predicted[arm] / predicted[TORCH] if TORCH in predicted else None,
+            predicted_updates_per_s=predicted[arm],
             seconds=seconds,
             updates=updates,
             env_steps=steps,
-            realised_samples_per_insert=updates * rates.batch_size / max(steps, 1),
+            realised_samples_per_insert=updates * cells[0]["batch_size"] / max(steps, 1),
             inference_us=actors["inference_s"] * per_step,
             environment_us=actors["environment_s"] * per_step,
             overhead_us=overhead_s(actors) * per_step,
@@ -227,9 +199,7 @@ def _paces(cells: Sequence[Cell], column: int) -> Array:
     return np.concatenate(rates)
 
 
-def _speedup(
-    paces: Mapping[throughput_plan.Arm, Array], arm: throughput_plan.Arm, base: throughput_plan.Arm
-) -> Interval | None:
+def _speedup(paces: Mapping[Arm, Array], arm: Arm, base: Arm) -> Interval | None:
     """Mean rate over the base's; None where that has none."""
     if base not in paces or not paces[base].mean():
         return None
@@ -240,15 +210,17 @@ def _speedup(
 
 def _percentiles(cells: Sequence[Cell], name: str, unit: float = 1.0) -> dict[str, Any]:
     """The fields of the counts' percentiles; those of none are no numbers."""
-    counts = dense(*(cell[name] for cell in cells))
+    counts = _dense(*(cell[name] for cell in cells))
     return {f"{name}_p50": unit * percentile(counts, 0.5), f"{name}_p99": unit * percentile(counts, 0.99)}
 
 
-def _breakdown(training: ActorQConfig, cells: Sequence[Cell]) -> BreakdownRow:
+def _breakdown(agent: AgentName, arm: Arm, cells: Sequence[Cell]) -> BreakdownRow:
     actors = _summed(cells)
     per_1000 = 1e6 / max(actors["steps"], 1)
     return BreakdownRow(
-        **described(training, *ARM, "actor_update_interval", "publish_interval", "actors"),
+        **asdict(agent),
+        precision=arm[0],
+        **{name: cells[0]["options"][name] for name in (*ARM, "actor_update_interval", "publish_interval")},
         env_steps=actors["steps"],
         **{f"{part}_ms": actors[f"{part}_s"] * per_1000 for part in PARTS},
         wait_ms=(actors["wait_s"] + actors["stale_s"]) * per_1000,
@@ -259,3 +231,12 @@ def _breakdown(training: ActorQConfig, cells: Sequence[Cell]) -> BreakdownRow:
 def _summed(cells: Sequence[Cell]) -> dict[str, Any]:
     """What the actors of all windows booked."""
     return {name: sum(cell["actors"][name] for cell in cells) for name in cells[0]["actors"]}
+
+
+def _dense(*sparse: Mapping[str, int]) -> Array:
+    """Return the counts of several cells together, int64 [CLASSES]."""
+    counts = np.zeros(CLASSES, np.int64)
+    for cell in sparse:
+        for place, count in cell.items():
+            counts[int(place)] += count
+    return counts

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
-from pathlib import Path
 
 import gymnasium
 import pytest
 
 import contracts
 import require
-from quarl.cli import main, parse
-from quarl.config import MixedPrecisionConfig
-from quarl.config.base import hyperparameters
-from quarl.config.mixed_precision import sizes
+from quarl.cli import main
 from quarl.errors import QuarlError
-from quarl.lab import summaries
+from quarl.lab import file, summaries
 from quarl.lab.cell_groups import grouped
-from quarl.lab.methods import mixed_precision
-from quarl.lab.methods.cells import Cells
-from quarl.lab.methods.mixed_precision import Updates, take_turns, updates
+from quarl.lab.methods import updates as timed
+from quarl.lab.methods.updates import Updates, take_turns
+from quarl.lab.plan import plan
 from quarl.lab.store import Record
-from quarl.report import schema
 
 SHORT = """\
 import gymnasium
@@ -67,49 +61,59 @@ def lights(monkeypatch, tmp_path):
     sys.modules.pop("lights", None)
 
 
-def config(folder, **changed):
-    chosen = {"policies": ("4,8",), "batch_size": 8, "threads": 1, "seconds": 1.0}
-    found = MixedPrecisionConfig(**chosen | {"output": folder} | changed)
-    found.check()
-    return found
-
-
-def cells(folder, minutes=10.0):
-    return Cells(folder, minutes, lambda line: None)
-
-
 # updates
 
 
+KWARGS = (
+    "dict(features_extractor_class=WideCNN, features_extractor_kwargs=dict(filters=4, features_dim=8), net_arch=[])"
+)
+
+
+def updates(folder, seconds, dtypes):
+    """Return the rows of a study of updates, and its page."""
+    params = {"batch_size": 8, "policy_kwargs": KWARGS}
+    policy = {"name": "A", "algo": "dqn", "env": "PongNoFrameskip-v4", "source": "train", "n_timesteps": 1000}
+    method = {"method": "updates", "dtypes": dtypes, "seconds": seconds}
+    study = {"policies": [policy | {"params": params, "train": {"threads": 1}}], "methods": [method]}
+    (folder / "study.yml").write_text(json.dumps(study))
+    assert main(["study", "run", "study.yml", "-o", "out"]) == 0
+    assert main(["study", "report", "out"]) == 0
+    return contracts.read(folder / "out" / "updates.json")["rows"], (folder / "out" / "report.html").read_text()
+
+
 @pytest.mark.slow
-def test_every_precision_of_a_policy_is_timed_and_compared_with_float32(tmp_path):
-    asked = config(tmp_path)
-    rows = updates(asked, cells(tmp_path))
-    contracts.check(schema.document(mixed_precision.UpdatesRow, rows))
-    assert [row.dtype for row in rows] == ["fp32", "bf16", "fp16"]
-    fp32, bf16, _ = rows
+def test_updates_of_every_number_type_are_compared_with_float32(tmp_path):
+    (fp32, bf16), _ = updates(tmp_path, 1.0, ["fp32", "bf16"])
     # 4*4*64 + 4*4*16 + 4*4*9 weights and 3*4 biases; 4*7*7 inputs of the dense layer; 6 actions
-    assert fp32.parameters == 1024 + 256 + 144 + 12 + (196 * 8 + 8) + (8 * 6 + 6)
-    assert (fp32.filters, fp32.width, fp32.batch, fp32.device, fp32.threads) == (4, 8, 8, "cpu", 1)
-    assert (fp32.native, fp32.speedup, fp32.speedup_low) == (True, 1.0, None)
-    assert all(row.updates >= 3 and row.ci_low <= row.ms_per_update <= row.ci_high for row in rows)
-    assert bf16.speedup == pytest.approx(fp32.ms_per_update / bf16.ms_per_update)
-    assert bf16.speedup_low <= bf16.speedup <= bf16.speedup_high
-    assert updates(asked, cells(tmp_path, minutes=-1.0)) == rows  # from its cell
-    other = dataclasses.replace(asked, params=("policy_kwargs:dict(optimizer_kwargs=dict(eps=1e-5))",))
-    assert updates(other, cells(tmp_path, minutes=-1.0)) == []  # another cell
+    assert fp32["parameters"] == 1024 + 256 + 144 + 12 + (196 * 8 + 8) + (8 * 6 + 6)
+    about = [fp32[name] for name in ("policy", "filters", "width", "batch", "device", "threads")]
+    assert about == ["A", 4, 8, 8, "cpu", 1]
+    assert (fp32["native"], fp32["speedup"], fp32["speedup_low"]) == (True, 1.0, None)
+    assert all(row["updates"] >= 3 and row["ci_low"] <= row["ms_per_update"] <= row["ci_high"] for row in (fp32, bf16))
+    assert bf16["speedup"] == pytest.approx(fp32["ms_per_update"] / bf16["ms_per_update"])
+    assert bf16["speedup_low"] <= bf16["speedup"] <= bf16["speedup_high"]
 
 
 @pytest.mark.slow
-def test_what_does_not_fit_into_the_time_is_extrapolated_and_said(tmp_path, capsys):
-    words = "bench mixed-precision --policies 4,8 --batch-size 8 --seconds 1e-6 --threads 1 --dtypes fp32 fp16 -o out"
-    assert main(words.split()) == 0
-    for row in contracts.read(tmp_path / "out" / "updates.json")["rows"]:
-        assert (row["updates"], row["ci_low"], row["speedup_low"]) == (0, None, None)
-        assert row["ms_per_update"] > 0
-    shown = capsys.readouterr().out
-    assert "≈" in shown
-    assert "extrapolated from batches of 2 and 4" in shown
+def test_updates_without_time_are_extrapolated(tmp_path):
+    rows, page = updates(tmp_path, 1e-6, ["fp32"])
+    (row,) = rows
+    assert (row["updates"], row["ci_low"], row["speedup_low"]) == (0, None, None)
+    assert row["ms_per_update"] > 0
+    assert "extrapolated from batches of 2 and 4" in page
+
+
+def test_updates_are_timed_of_trainings_of_dqn(tmp_path):
+    policies = [{"algo": "a2c", "env": "CartPole-v1", "source": "train", "n_timesteps": 100}]
+    for methods, said in (("fp32", ""), ("fp64", "dtypes are fp32, bf16 and fp16, got 'fp64'")):
+        method = {"method": "updates", "dtypes": methods}
+        (tmp_path / "study.yml").write_text(json.dumps({"policies": policies, "methods": [method]}))
+        if said:
+            with pytest.raises(QuarlError, match=said):
+                file.read("study.yml")
+        else:
+            (cell,) = plan(file.read("study.yml"))
+            assert cell.na == "updates are timed of DQN alone"
 
 
 class Clocked(Updates):
@@ -128,7 +132,7 @@ class Clocked(Updates):
 
 
 def test_precisions_take_turns_until_each_has_had_its_time(monkeypatch):
-    monkeypatch.setattr(mixed_precision.time, "perf_counter", lambda: Clocked.now)
+    monkeypatch.setattr(timed.time, "perf_counter", lambda: Clocked.now)
     log = []
     fast, slow = Clocked(1.0, log, "fast"), Clocked(8.0, log, "slow")
     take_turns([fast, slow], seconds=20.0)
@@ -151,10 +155,7 @@ def test_an_estimate_is_what_is_fixed_and_what_each_row_adds(monkeypatch):
 
 @pytest.mark.slow
 def test_learners_of_several_dtypes_are_compared_by_a_study(tmp_path):
-    kwargs = (
-        "dict(features_extractor_class=WideCNN, features_extractor_kwargs=dict(filters=4, features_dim=8), net_arch=[])"
-    )
-    params = {"batch_size": 8, "learning_starts": 40, "buffer_size": 500, "train_freq": 4, "policy_kwargs": kwargs}
+    params = {"batch_size": 8, "learning_starts": 40, "buffer_size": 500, "train_freq": 4, "policy_kwargs": KWARGS}
     shared = {"algo": "dqn", "env": "Lights-v0", "source": "train", "n_timesteps": 120, "params": params}
     policies = [
         {"name": name, "train": {"learner_dtype": name, "eval_freq": 60}, **shared} for name in ("fp32", "fp16")
@@ -187,52 +188,3 @@ def test_differences_are_paired_by_seed():
     assert row.mean == 4.0
     alone = [record for record in found if record.source == "A fp32" and record.method != "untrained"]
     assert summaries.learning(grouped(alone), alone) == []
-
-
-# options
-
-
-def test_policies_are_those_of_the_experiment_or_any_widths():
-    assert [sizes(name) for name in ("A", "B", "C", "64,256")] == [(128, 128), (512, 512), (1024, 2048), (64, 256)]
-    assert MixedPrecisionConfig().chosen() == ("A", "B", "C")
-    with pytest.raises(QuarlError, match="unknown --policies 'D'"):
-        sizes("D")
-
-
-def test_policy_kwargs_are_those_given_and_the_policy_s():
-    given = "policy_kwargs:dict(optimizer_kwargs=dict(eps=0.00015), activation_fn=nn.ReLU)"
-    training = MixedPrecisionConfig(params=("gamma:0.9", given)).training("A", "bf16", 0, Path("out"))
-    assert hyperparameters(training.params, str) == {
-        "gamma": "0.9",
-        "batch_size": "32",
-        "policy_kwargs": "dict(optimizer_kwargs=dict(eps=0.00015), activation_fn=nn.ReLU, "
-        "features_extractor_class=WideCNN, features_extractor_kwargs=dict(filters=128, features_dim=128), net_arch=[])",
-    }
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--policies D", "unknown --policies 'D'; use A (128,128)"),
-        ("--batch-size 0", "--batch-size must be at least 1"),
-        ("--seconds 0", "--seconds and --minutes must be above 0"),
-        ("--params policy_kwargs:dict(net_arch=[8])", "net_arch is set by --policies"),
-        ("--params policy_kwargs:[8]", "policy_kwargs:[8] is not a dict(...)"),
-        ("--params policy_kwargs:dict(open('x'))", "is not a dict(...)"),
-        ("--params batch_size:64", "--params batch_size duplicates --batch-size: drop it"),
-        ("--params buffer_size:5", "--params buffer_size is fixed in this benchmark: drop it"),
-        ("--what learning", "has no option --what; use quarl study run studies/mixed-precision-learning.yml"),
-        ("--env CartPole-v1 --policies 4,8", "WideCNN requires images"),
-    ],
-)
-def test_mistakes_are_one_line(words, said, capsys):
-    assert main(["bench", "mixed-precision", *words.split()]) == 2
-    err = capsys.readouterr().err.splitlines()
-    assert said in err[-1]
-    assert "Traceback" not in "".join(err)
-
-
-def test_the_command_line_repeats_the_run():
-    found = parse(["bench", "mixed-precision", "--dtypes", "fp32", "bf16", "--energy"])
-    assert isinstance(found, MixedPrecisionConfig)
-    assert parse(found.command_line().split()[1:]) == found
