@@ -356,9 +356,7 @@ def test_an_environment_that_cannot_be_made_again_is_told(make: Any, reason: str
     note_once.cache_clear()
     assert from_model(model_in(make())).provenance == Provenance(algo="ppo", origin="sb3-live")
     (said,) = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(
-        f"quarl: the policy does not record its environment, because {reason}: pass it as env, .*", said
-    )
+    assert re.fullmatch(f"quarl: the policy does not record its environment: {reason}. Pass it as env, .*", said)
 
 
 @pytest.mark.parametrize("compiled", ["policy", "mlp_extractor", "action_net"])

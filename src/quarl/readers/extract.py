@@ -299,8 +299,6 @@ def _around(env: Any) -> Iterator[Any]:
     """Yield the model's vectorized environment and those inside it, outermost first.
 
     It stops at environments in other processes.
-
-    The list ends where environments are in other processes.
     """
     from stable_baselines3.common.vec_env import VecEnv  # here: modules without SB3 models need not load it
 
@@ -360,8 +358,8 @@ def environment(model: Any, say: Callable[[str], None]) -> dict[str, Any]:
     except ValueError as error:
         changing = ", ".join(type(env).__name__ for env in _around(model.get_env()) if not _passes(env))
         say(
-            f"the policy does not record its environment, because {error}: pass it as env, name an equal one with "
-            "env_id and the options of evaluate, or register it with Gymnasium"
+            f"the policy does not record its environment: {error}. Pass it as env, name an equal one with "
+            "env_id, or register it with Gymnasium"
             f"{changing and f'; {changing} is not part of the policy'}"
         )
         return {}
