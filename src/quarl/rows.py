@@ -80,7 +80,7 @@ def _is_number(hint: Any) -> bool:
 Algorithm = Annotated[str, Column("algorithm"), "dqn, ppo, ..."]
 Environment = Annotated[str, Column("environment"), "Id of the environment."]
 Source = Annotated[str, Column("agent", caption="agents from {}"), "Source of the agent."]
-Method = Annotated[str, Column("method"), "fp32, ptq, distill, qat, actorq, untrained or updates."]
+Method = Annotated[str, Column("method"), "fp32, ptq, distill, qat, actorq, throughput, untrained or updates."]
 Precision = Annotated[
     str, Column("precision"), "fp32, fp16, bf16; intN: N-bit weights and 8-bit activations; wNaM: M-bit activations."
 ]

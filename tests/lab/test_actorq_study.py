@@ -500,7 +500,8 @@ def test_real_runs_are_bounded_and_watched(tmp_path):
     assert main(["study", "report", str(out)]) == 0
     (row,) = contracts.read(out / "throughput.json")["rows"]
     assert row["seconds"] >= 1.0
-    assert row["realised_samples_per_insert"] == pytest.approx(2.0, rel=0.1)
+    assert row["realised_samples_per_insert"] * row["env_steps"] == pytest.approx(32 * row["updates"])
+    assert 0 < row["realised_samples_per_insert"] < 4  # a busy machine makes few updates in a second
     assert row["predicted_updates_per_s"] > 0
     (row,) = contracts.read(out / "breakdown.json")["rows"]
     assert row["inference_ms"] > 0
