@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
+from quarl.judging import looks
+from quarl.judging import sequential_verdict as judged
 from quarl.rows import by
-from quarl.sequential import looks
-from quarl.sequential import verdict as judged
 from results import RESULTS, Row, read, verdict, write
 
 CAP, FIXED = 400, 100

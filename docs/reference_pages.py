@@ -16,9 +16,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import quarl
 from quarl.config import VERBS
-from quarl.config.groups import ORDER
-from quarl.config.manual import Option, options, strings_under
+from quarl.config.manual import Option, options
 from quarl.config.words import below
+from quarl.fields import ORDER, strings_under
 from quarl.lab.file import BOUNDS, OF_METHOD, TRAIN, Cap, Derived, MethodEntry, PolicyEntry, Study
 from quarl.report.row_schema import extras, schema
 from quarl.rows import Column, Row

@@ -19,11 +19,11 @@ from quarl import errors
 from quarl.cli import main, parse
 from quarl.config import VERBS, ActorQConfig, DistillConfig, PtqConfig
 from quarl.config.base import check_device, hyperparameters, layer_widths, summary
-from quarl.config.groups import ORDER, WHAT
 from quarl.config.manual import Option, options
 from quarl.config.words import SHELLS, below, completion, help_of
 from quarl.envs import resolve
 from quarl.errors import QuarlError
+from quarl.fields import ORDER, WHAT
 from quarl.policy import artifact
 from quarl.quant.spec import QuantSpec
 from refusals import refused

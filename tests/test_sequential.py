@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import multivariate_normal, norm, t
 
 from quarl.errors import QuarlError
-from quarl.sequential import boundaries, fewest, looks, verdict
+from quarl.judging import boundaries, fewest, looks, sequential_verdict
 
 CAP = looks(400, 5)
 
@@ -15,7 +15,7 @@ CAP = looks(400, 5)
 def played(pairs, margin=5.0, cap=CAP):
     """The verdict on the first look that decides, or on the last, and how many episodes that took."""
     for n in cap:
-        word = verdict(pairs[0][:n], pairs[1][:n], margin, cap).verdict
+        word = sequential_verdict(pairs[0][:n], pairs[1][:n], margin, cap).verdict
         if word != "undecided":
             break
     return word, n
@@ -50,13 +50,13 @@ def test_a_cap_that_can_show_nothing_is_one_line_and_says_what_can():
 def test_equal_episodes_are_non_inferior_no_sooner_than_falls_in_a_twentieth_would_show():
     same = np.full((2, 400), 500.0)
     assert played(same) == ("non-inferior", 60)
-    assert verdict(*same[:, :30], 5, CAP).verdict == "undecided"
+    assert sequential_verdict(*same[:, :30], 5, CAP).verdict == "undecided"
     assert played(same, 2.0) == ("non-inferior", 240)  # the first look behind 150
     assert played(np.stack([same[0], 0 * same[1]])) == ("inferior", 30)
 
 
 def test_the_interval_of_equal_episodes_is_that_of_half_a_fall_by_hand():
-    judged = verdict(np.full(60, 500.0), np.full(60, 500.0), 5, CAP)
+    judged = sequential_verdict(np.full(60, 500.0), np.full(60, 500.0), 5, CAP)
     half = t.isf(norm.sf(boundaries(CAP)[1]), 59) * 0.5 * 500 / 60  # sd 250 / sqrt(60), over sqrt(60)
     assert (judged.difference.low, judged.difference.high) == (pytest.approx(-half), pytest.approx(half))
     assert not judged.differs
@@ -66,8 +66,8 @@ def test_a_few_falls_widen_the_interval_on_their_side_only():
     fp32 = np.full(120, 100.0)
     falls = fp32.copy()
     falls[:2] = 0.0
-    fell = verdict(fp32, falls, 5, CAP).difference
-    rose = verdict(fp32, 200 - falls, 5, CAP).difference
+    fell = sequential_verdict(fp32, falls, 5, CAP).difference
+    rose = sequential_verdict(fp32, 200 - falls, 5, CAP).difference
     assert fell.point - fell.low > 1.5 * (fell.high - fell.point)
     assert (rose.low, rose.high) == (pytest.approx(-fell.high), pytest.approx(-fell.low))
 

@@ -20,7 +20,6 @@ from quarl import export as exporting
 from quarl.arguments import arranged, check, checks_keywords, policy_rows
 from quarl.arrays import Array
 from quarl.calibration import quantize
-from quarl.config import DistillConfig
 from quarl.engines import Engine
 from quarl.envs.environment import in_environment
 from quarl.envs.masks import allowed, is_masked
@@ -34,6 +33,7 @@ from quarl.readers.load import read
 from quarl.readers.normalizer import outside, sentence
 from quarl.readers.observation import observe
 from quarl.readers.plain_spaces import action_head, from_live
+from quarl.specs import DistillSpec
 
 if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm
@@ -198,11 +198,11 @@ class Agent:
         observations: ArrayLike | dict[str, Array] | None = None,
         env_id: str | None = None,
         mode: Mode = "dynamic",
-        rounds: int = DistillConfig.rounds,
-        updates: int = DistillConfig.updates,
-        states: int = DistillConfig.states,
-        validation: int = DistillConfig.validation,
-        margin: float = DistillConfig.margin,
+        rounds: int = DistillSpec.rounds,
+        updates: int = DistillSpec.updates,
+        states: int = DistillSpec.states,
+        validation: int = DistillSpec.validation,
+        margin: float = DistillSpec.margin,
         budget: int | str | None = None,
         seed: int = 0,
         env_kwargs: Mapping[str, Any] | None = None,
@@ -233,9 +233,9 @@ class Agent:
         if is_quantized(policy):
             raise QuarlError(f"this policy is {policy.spec.precision} already; distil the fp32 one")
         told: Any = {"rounds": rounds, "updates": updates, "states": states, "validation": validation}
-        told |= {"bits": (str(precision),), "mode": mode, "margin": margin, "seed": seed, "env": env_id}
-        config = DistillConfig(model=("agent",), budget=None if budget is None else str(budget), **told)
-        check(config, {"bits": "precision", "env": "env_id"})
+        told |= {"bits": (str(precision),), "mode": mode, "margin": margin, "seed": seed}
+        recipe = DistillSpec(budget=None if budget is None else str(budget), **told)
+        check(recipe, {"bits": "precision"})
         policy, environment = in_environment(
             policy,
             env_id,
@@ -246,7 +246,7 @@ class Agent:
             max_episode_steps=max_episode_steps,
         )
         given = None if observations is None else policy_rows(policy, observations)[0]
-        (spec,), looks = config.specs(), Validation(policy, config, given, environment)
+        (spec,), looks = recipe.specs(), Validation(policy, recipe, given, environment)
         snapshots = tuple(recipes.distill(looks.calibrated(), spec, looks))
         return Distilled(Agent(recipes.best(snapshots).policy), snapshots)
 

@@ -10,10 +10,10 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.config.base import Config, check_types
 from quarl.errors import QuarlError, did_you_mean
 from quarl.policy.graph import Policy
 from quarl.policy.inputs import flatten, has_channels_last
+from quarl.specs import Spec, check_types
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,14 +43,16 @@ def checks_keywords(function: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
-def check(config: Config, keywords: Mapping[str, str]) -> None:
-    """Refuses what the command line would, in words of Python.
+def check(spec: Spec, keywords: Mapping[str, str]) -> None:
+    """Raise QuarlError for what the command line refuses, in words of Python.
 
-    keywords: by the option, where that has another name.
+    Args:
+        spec: The value to check.
+        keywords: Names of keywords, by the option, if that has another name.
     """
     try:
-        check_types(config)
-        config.check()
+        check_types(spec)
+        spec.check()
     except QuarlError as error:
         option, _, rest = str(error).removeprefix("--").partition(" ")
         raise QuarlError(f"{keywords.get(option, option.replace('-', '_'))} {rest}") from None

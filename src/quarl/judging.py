@@ -1,26 +1,41 @@
-"""Returns of a quantized policy against those of float32: verdicts, and episodes until there is one."""
+"""Returns of a quantized policy against those of float32: verdicts, and episodes until there is one.
+
+Verdicts during evaluation are those of a group-sequential test of non-inferiority on paired differences.
+At each interim analysis both tests, against a loss of more and of less than the margin, spend a part of their 2.5 %.
+The part follows O'Brien and Fleming's boundaries (Lan and DeMets 1983, "Discrete sequential boundaries for clinical
+trials", section 2). Time, for spending, is the number of the analysis (Lan and DeMets 1989, "Calendar versus
+information time"), because the number of episodes doubles between analyses.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import scipy
 
-from quarl import sequential, stats
+from quarl import stats
 from quarl.arrays import Array
-from quarl.config import PrecisionsConfig
+from quarl.errors import QuarlError
 from quarl.evaluation import Evaluation
-from quarl.stats import UNDECIDED
+from quarl.specs import ComparisonSpec
+from quarl.stats import NONINFERIOR, UNDECIDED, Interval, Verdict, judge, paired
+
+FIRST_LOOK = 30
+FALL = 0.5
+"""Episodes of total failure that may have gone unseen: intervals are widened by their spread."""
 
 
-def looks_of(config: PrecisionsConfig) -> tuple[int, ...]:
+def looks_of(asked: ComparisonSpec) -> tuple[int, ...]:
     """Numbers of episodes after which a precision may have been played enough: one, where --episodes says it."""
-    if config.episodes != "auto":
-        return (config.episodes,)
-    return sequential.looks(config.most_episodes, config.margin)
+    if asked.episodes != "auto":
+        return (asked.episodes,)
+    return looks(asked.most_episodes, asked.margin)
 
 
 def until_judged(
@@ -33,7 +48,7 @@ def until_judged(
     played = [play(episodes=looks[0]) for play in plays]
     undecided = list(range(1, len(plays)))
     for n, following in pairwise(looks):
-        judged = {i: sequential.verdict(played[0].returns, played[i].returns, margin_pct, looks) for i in undecided}
+        judged = {i: sequential_verdict(played[0].returns, played[i].returns, margin_pct, looks) for i in undecided}
         undecided = [i for i, verdict in judged.items() if verdict.verdict == UNDECIDED]
         for i in [0, *undecided] if undecided else []:
             played[i] = played[i].then(plays[i](episodes=following - n, first=n))
@@ -45,7 +60,7 @@ def judged(
 ) -> dict[str, Any]:
     """What rows hold of returns [episodes]: their summary, and what is lost to fp32's where there are as many of these.
 
-    seed: of the bootstraps. looks: of `sequential.verdict`, where there were several.
+    seed: of the bootstraps. looks: of `sequential_verdict`, where there were several.
     """
     rng = np.random.default_rng(seed)
     row = {**asdict(stats.summary(returns, rng)), "margin_pct": margin_pct, "error_pct": None, **stats.NO_VERDICT}
@@ -54,6 +69,74 @@ def judged(
         row["error_pct"] = stats.error_pct(exact, returns, np.random.default_rng(seed))
         verdict = stats.verdict(exact, returns, margin_pct, rng)
         if len(looks) > 1:
-            verdict = sequential.verdict(exact, returns, margin_pct, looks)
+            verdict = sequential_verdict(exact, returns, margin_pct, looks)
         row |= verdict.to_json() | stats.as_fields(verdict.difference, "difference", "difference")
     return row
+
+
+def looks(cap: int, margin_pct: float) -> tuple[int, ...]:
+    """Return the numbers of episodes of the interim analyses: 30, doubled until the cap is near, and the cap.
+
+    Raises QuarlError for a cap at which nothing could be called non-inferior.
+    """
+    if cap < (least := fewest(margin_pct)):
+        way = f"use {least} or more, enough to show that fewer than {margin_pct:g} % of episodes fail"
+        raise QuarlError(f"--max-episodes {cap} cannot show a loss below {margin_pct:g} %: {way}")
+    return (*(FIRST_LOOK << k for k in range(32) if FIRST_LOOK << k <= 0.75 * cap), cap)
+
+
+def fewest(margin_pct: float) -> int:
+    """Return the number of episodes needed to call anything non-inferior.
+
+    It follows the rule of three (Hanley and Lippman-Hand 1983).
+    """
+    return math.ceil(round(300 / margin_pct, 9))
+
+
+@lru_cache
+def boundaries(times: tuple[float, ...], alpha: float = 0.025) -> tuple[float, ...]:
+    """Return the boundaries that a standard normal statistic exceeds at some analysis with probability `alpha`.
+
+    The probability holds without an effect. Sums are integrated from analysis to analysis (Armitage, McPherson and Rowe
+    1969). times: of the analyses, in any unit.
+
+    >>> [round(z, 2) for z in boundaries((1, 2, 3, 4, 5))]
+    [4.88, 3.36, 2.68, 2.29, 2.03]
+    """
+    norm = scipy.stats.norm  # imported on first use: it takes longer than the rest of `quarl eval`
+    spent = 2 * norm.sf(norm.isf(alpha / 2) / np.sqrt(np.arange(1, len(times) + 1) / len(times)))
+    sums, mass, z = np.zeros(1), np.ones(1), []  # paths that have crossed no boundary yet
+    for time, before, spend in zip(times, (0, *times[:-1]), np.diff(spent, prepend=0.0), strict=True):
+        step, root = math.sqrt(time - before), math.sqrt(time)
+        bound = scipy.optimize.brentq(lambda at: mass @ norm.sf((at - sums) / step) - spend, -9 * root, 12 * root)  # noqa: B023
+        grid, width = np.linspace(-9 * root, bound, 2_001, retstep=True)
+        mass = width / step * norm.pdf((grid[:, None] - sums) / step) @ mass
+        mass[[0, -1]] /= 2  # trapezoids
+        sums = grid
+        z.append(float(bound / root))
+    return tuple(z)
+
+
+def sequential_verdict(fp32: Array, q: Array, margin_pct: float, looks: tuple[int, ...]) -> Verdict:
+    """Return the verdict on the returns [n] so far; n must be one of the numbers in `looks`.
+
+    Its interval is that of the analysis, a repeated confidence interval (Jennison and Turnbull 1989). It is the wider
+    of Student's and of the one that Hall (1992, "On the removal of skewness by transformation", section 2) corrects.
+
+    Args:
+        fp32: Returns of fp32.
+        q: Returns of the quantized policy, paired by episode.
+        margin_pct: Acceptable loss in percent of the mean of fp32.
+        looks: Numbers of episodes of all interim analyses.
+    """
+    fp32, q = paired(fp32, q)
+    n, scale, difference = fp32.size, abs(float(fp32.mean())), q - fp32
+    mean = float(difference.mean())
+    spread = math.sqrt(difference.var(ddof=1) + (FALL * scale) ** 2 / n)
+    g = float(((difference - mean) ** 3).mean()) / spread**3 if spread else 0.0
+    t = float(scipy.stats.t.isf(scipy.stats.norm.sf(boundaries(looks)[looks.index(n)]), n - 1)) / math.sqrt(n)
+    hall = [3 / g * (float(np.cbrt(1 + g * (x - g / (6 * n)))) - 1) if abs(g) > 1e-6 else x for x in (t, -t)]
+    interval = Interval(point=mean, low=mean - spread * max(t, hall[0]), high=mean - spread * min(-t, hall[1]))
+    judged = judge(interval, margin_pct / 100 * scale)
+    early = judged.verdict == NONINFERIOR and n < fewest(margin_pct)
+    return replace(judged, verdict=UNDECIDED) if early else judged

@@ -13,6 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quarl.errors import QuarlError
+
+NONE = "none"
+"""Value of --wrapper for no wrapper."""
 MAX_TEXT = 2000
 """Largest text in characters. The zoo's longest value has 300, and parsing takes memory in proportion."""
 _WORD = re.compile(r"[A-Za-z_][\w.+-]{0,99}")
@@ -104,3 +108,13 @@ def _text(value: object) -> str:
 
 def _is_of_a_name(node: ast.AST) -> bool:
     return isinstance(node, ast.Name | ast.Attribute | ast.expr_context)
+
+
+def named_wrapper(word: str) -> tuple[str, Mapping[str, Any]]:
+    """Return (name, arguments) of NAME, NAME:K=V,... or NAME:K=V:K=V."""
+    name, _, rest = word.partition(":")
+    try:
+        arguments = read(f"dict({re.sub(r':(?=[A-Za-z_]+=)', ',', rest)})", names=True)
+    except ValueError:
+        raise QuarlError(f"--wrapper {word!r} is not NAME:K=V,..., as in TimeLimit:max_episode_steps=200") from None
+    return name, {key: value.text if isinstance(value, Name) else value for key, value in arguments.items()}

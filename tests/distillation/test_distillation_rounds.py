@@ -11,7 +11,6 @@ import torch
 
 import networks
 from quarl.calibration import Calibrated
-from quarl.config import DistillConfig
 from quarl.distillation import rounds
 from quarl.distillation.validation import Validation
 from quarl.errors import QuarlError, note_once
@@ -19,8 +18,9 @@ from quarl.evaluation import record
 from quarl.policy import artifact
 from quarl.policy.graph import Provenance
 from quarl.quant.spec import QuantSpec
+from quarl.specs import DistillSpec
 
-SHORT = DistillConfig(model=("agent",), rounds=2, updates=30, states=200, validation=12)
+SHORT = DistillSpec(rounds=2, updates=30, states=200, validation=12)
 
 
 def distill(calibrated, spec, config=SHORT, **more):
@@ -87,10 +87,10 @@ def test_a_budget_of_minutes_that_no_round_fits_is_said_and_one_of_a_round_ends_
     whole = list(distill(calibrated, spec))
     assert len(whole) == 3
     taken = whole[1].seconds
-    monkeypatch.setattr(DistillConfig, "bounds", lambda self: (2, taken / 60 + 0.1))
+    monkeypatch.setattr(DistillSpec, "bounds", lambda self: (2, taken / 60 + 0.1))
     kept = list(distill(calibrated, spec))
     assert [each.round for each in kept] == [0, 1]
-    monkeypatch.setattr(DistillConfig, "bounds", lambda self: (2, taken / 120))
+    monkeypatch.setattr(DistillSpec, "bounds", lambda self: (2, taken / 120))
     with pytest.raises(QuarlError, match=r"minutes are too few for a round: raise budget or lower updates"):
         list(distill(calibrated, spec))
 

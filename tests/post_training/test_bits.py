@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 import networks
 import quarl
 from quarl.cli import parse
-from quarl.config import PtqConfig
 from quarl.latency import timing
 from quarl.policy import artifact
 from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.operators import Dense
 from quarl.post_training import layer_bits, measure
 from quarl.report import schema, tables
+from quarl.specs import PtqSpec
 from refusals import refused
 
 pytestmark = pytest.mark.slow
@@ -62,8 +62,8 @@ def cart_pole() -> Policy:
     return Policy(observation_shape=(4,), ops=(first, last), head=ActionHead("argmax"), provenance=CARTPOLE)
 
 
-def config(**options) -> PtqConfig:
-    return PtqConfig(model=("m",), auto=True, episodes=20, **options)
+def config(**options) -> PtqSpec:
+    return PtqSpec(auto=True, episodes=20, **options)
 
 
 @pytest.fixture(scope="module")

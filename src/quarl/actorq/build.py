@@ -86,12 +86,14 @@ def build(config: ActorQConfig, environment: Recalled | None = None) -> OffPolic
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is ignored because a custom `replay_buffer_class`")
         model: OffPolicyAlgorithm = make_learner(
-            config,
+            config.algo,
+            config.env,
             cls,
             "CnnPolicy" if image else "MlpPolicy",
             env,
             steps=config.steps,
             device=config.device,
+            seed=config.seed,
             policy_kwargs=policy_kwargs,
             replay_buffer_class=SegmentReplay,
             replay_buffer_kwargs={"n_steps": n_steps, "gamma": gamma},

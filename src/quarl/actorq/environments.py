@@ -39,7 +39,7 @@ def environment_of(config: ActorQConfig) -> Environment:
     Atari games are preprocessed unless one of the two says otherwise.
     """
     rule = PREPROCESSING if Environment.typed_by_user(config.env).is_atari else {}
-    written = EnvironmentOptions.said(config).over(rule | config.hyperparameters())
+    written = EnvironmentOptions.of(**config.environment()).over(rule | config.hyperparameters())
     options = EnvironmentOptions.written(written, Path("--params"))
     longest(options.env_kwargs.get(LIMIT), config.max_episode_steps)
     return replace(Environment.typed_by_user(config.env, options), longest=config.max_episode_steps)

@@ -18,7 +18,6 @@ from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecEnv
 
 from quarl.algorithms.zoo_arguments import checked
-from quarl.config.learner_options import LearnerOptions
 from quarl.errors import QuarlError, first_line
 from quarl.machine import free_bytes
 
@@ -56,27 +55,28 @@ def constructor(algo: str, hyperparameters: Mapping[str, Any]) -> tuple[Any, dic
 
 
 def make_learner(
-    config: LearnerOptions, cls: Any, policy: str, env: VecEnv, *, steps: int, device: str, **arguments: Any
+    algo: str, env_id: str, cls: Any, policy: str, env: VecEnv, *, steps: int, device: str, **arguments: Any
 ) -> Any:
     """Return a seeded model of the class.
 
     Args:
-        config: Options with algorithm, environment and seed.
+        algo: Algorithm, for the error.
+        env_id: Id of the environment, for the error.
         cls: Class of the learner.
         policy: Name of the policy in Stable-Baselines3.
         env: Vectorized environment.
         steps: Environment steps of the run.
         device: Name of the device.
-        **arguments: Further arguments of the constructor.
+        **arguments: Further arguments of the constructor, `seed` among them.
 
     Raises:
         QuarlError: If the model cannot be made; it names algorithm and environment.
     """
     check_replay(cls, arguments, env, steps)
     try:
-        return cls(policy, env, seed=config.seed, device=find_device(device), **arguments)
+        return cls(policy, env, device=find_device(device), **arguments)
     except (TypeError, ValueError, AssertionError, RuntimeError, NotImplementedError, MemoryError) as error:
-        raise QuarlError(f"{config.algo} cannot be made for {config.env}: {first_line(error)}") from None
+        raise QuarlError(f"{algo} cannot be made for {env_id}: {first_line(error)}") from None
 
 
 def find_device(name: str) -> torch.device:

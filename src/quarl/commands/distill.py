@@ -12,7 +12,7 @@ from quarl import energy, engines, formats
 from quarl.calibration import Calibrated, quantize
 from quarl.commands import model, terminal
 from quarl.commands.model import CHECKPOINT
-from quarl.config import DistillConfig, PrecisionsConfig, PtqConfig
+from quarl.config import DistillConfig
 from quarl.distillation.rounds import Snapshot, best, distill, facts
 from quarl.distillation.validation import Validation
 from quarl.errors import NothingSavedError, QuarlError
@@ -27,6 +27,7 @@ from quarl.readers.normalizer import sentence
 from quarl.report import assessment, page
 from quarl.report.figures import learning
 from quarl.rows import Column, Episodes, MaxEpisodes, Measured, Precision, Returns, Row, Updates
+from quarl.specs import ComparisonSpec, PtqSpec
 from quarl.stats import INFERIOR, UNDECIDED
 
 
@@ -128,8 +129,8 @@ def run(config: DistillConfig) -> None:
                 return best(snapshots).policy
 
             if config.auto:
-                shared = {field.name: getattr(config, field.name) for field in fields(PrecisionsConfig)}
-                cells, tried, said = choose(policy, PtqConfig(**shared), progress, distilled, environment)
+                shared = {field.name: getattr(config, field.name) for field in fields(ComparisonSpec)}
+                cells, tried, said = choose(policy, PtqSpec(**shared), progress, distilled, environment)
                 exact, (*_, last) = cells[0].evaluation, cells
                 if (spec := last.policy.spec) not in looks:  # it was good enough after calibration
                     looks[spec] = [next(distill(last.calibrated, spec, validation))]
@@ -210,7 +211,7 @@ def _sentence(row: DistillRow, snapshots: Sequence[Snapshot]) -> str:
 def _row(
     snapshots: Sequence[Snapshot], exact: Evaluation | None, played: Evaluation | None, validation: Validation
 ) -> DistillRow:
-    chosen, first, config = best(snapshots), snapshots[0], validation.config
+    chosen, first, config = best(snapshots), snapshots[0], validation.recipe
     row: dict[str, Any] = dict.fromkeys(field.name for field in fields(DistillRow))
     row |= {"precision": chosen.policy.spec.precision, "bits_of_layers": chosen.policy.bits_of_layers}
     row |= {"bits_mean": chosen.policy.mean_bits, "bytes_packed": len(artifact.to_bytes(chosen.policy))}

@@ -11,7 +11,6 @@ from gymnasium.envs.registration import EnvSpec, registry
 
 from quarl.commands import terminal
 from quarl.config import EnvsConfig
-from quarl.config.train import LEARNERS
 from quarl.envs.bound import EPISODE_FRAMES
 from quarl.envs.checked import held
 from quarl.envs.environment import Environment, make
@@ -22,6 +21,7 @@ from quarl.envs.suites import LISTED, SUITES, TASKS, Suite, suite_of
 from quarl.errors import QuarlError, did_you_mean
 from quarl.machine import version
 from quarl.rows import Algorithm, Column, Row
+from quarl.specs import LEARNERS
 
 ALL = (
     Suite("classic", "gymnasium.envs.classic_control", "gymnasium", "CartPole-v1"),
@@ -77,7 +77,7 @@ def _limit(steps: int | None) -> str:
 def run(config: EnvsConfig) -> None:
     """Print one row per suite, or one per algorithm if an environment is named."""
     if config.env:
-        rows = describe(Environment.typed_by_user(config.env[0], EnvironmentOptions.said(config)))
+        rows = describe(Environment.typed_by_user(config.env[0], EnvironmentOptions.of(**config.environment())))
         terminal.tell(config, FitRow, rows, rows[0].env_id, env_id=rows[0].env_id)
         return
     names = [suite.extra for suite in ALL]

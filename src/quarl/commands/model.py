@@ -14,7 +14,6 @@ from quarl.commands import terminal
 from quarl.config import DistillConfig, ModelConfig, PtqConfig
 from quarl.energy import Energy
 from quarl.envs.environment import Environment, described, in_environment
-from quarl.envs.options import UNSAID, EnvironmentOptions
 from quarl.errors import MissingEnvironmentError, QuarlError, note
 from quarl.evaluation import Evaluation
 from quarl.files import write_bytes
@@ -83,8 +82,9 @@ def at_home(policy: Policy, config: ModelConfig) -> tuple[Policy, Environment | 
 
     The environment is printed if it differs from the policy's file.
     """
-    policy_at_home, environment = in_environment(policy, config.env, **config.environment())
-    if EnvironmentOptions.said(config) != UNSAID and policy_at_home.provenance != policy.provenance:
+    options = config.environment()
+    policy_at_home, environment = in_environment(policy, config.env, **options)
+    if any(options.values()) and policy_at_home.provenance != policy.provenance:
         assert environment is not None
         with contextlib.suppress(MissingEnvironmentError):  # recorded observations may be used instead
             environment.make_for(policy_at_home).close()  # raises a one-line error for a mistake

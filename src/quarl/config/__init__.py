@@ -13,29 +13,21 @@ from typing import Annotated, ClassVar
 from tyro.conf import Positional
 
 from quarl.config.actorq import ActorQConfig
-from quarl.config.base import (
-    SCHEME_HELP,
-    Config,
-    EngineName,
-    EnvId,
-    Flag,
-    Output,
-    at_least_one,
-    check_folder,
-)
+from quarl.config.base import Config, EnvId, Output, check_folder
 from quarl.config.bench import LatencyConfig
 from quarl.config.cluster import ClusterConfig, ClusterJoinConfig, ClusterStartConfig
 from quarl.config.deploy import BudgetConfig, PushConfig
 from quarl.config.environment import OPTIONS, EnvironmentConfig
 from quarl.config.export import ExportConfig, VerifyConfig
-from quarl.config.groups import ADVANCED, OUTPUT, QUANTISATION, shown
-from quarl.config.precisions import DistillConfig, PrecisionsConfig, PtqConfig
+from quarl.config.precisions import DistillConfig, PtqConfig
 from quarl.config.study import StudyConfig, StudyReportConfig, StudyRunConfig, StudyStatusConfig
 from quarl.config.sweep import SweepConfig
 from quarl.config.train import TrainConfig
 from quarl.config.trained_policy import ModelConfig
 from quarl.errors import QuarlError
+from quarl.fields import ADVANCED, OUTPUT, QUANTISATION, shown
 from quarl.quant.spec import QuantSpec
+from quarl.specs import SCHEME_HELP, EngineName, Flag, at_least_one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +190,6 @@ __all__ = [
     "LatencyConfig",
     "ModelConfig",
     "PlayConfig",
-    "PrecisionsConfig",
     "PtqConfig",
     "PushConfig",
     "StudyConfig",

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from quarl.config.base import Flag, Output, at_least_one, check_folder, check_types, layer_widths
-from quarl.config.groups import ADVANCED, ENVIRONMENT, QUANTISATION, TRAINING, shown
+from quarl.config.base import Output, check_folder, layer_widths
 from quarl.config.learner_options import LearnerOptions
 from quarl.errors import QuarlError, UnsupportedError
+from quarl.fields import ADVANCED, ENVIRONMENT, QUANTISATION, TRAINING, shown
 from quarl.quant.spec import QuantSpec
+from quarl.specs import Flag, at_least_one, check_types
 
 ALGORITHMS = ("dqn", "ddpg", "td3", "sac", "d4pg")
 STEPS = 100_000

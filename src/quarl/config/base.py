@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import inspect
-import math
 import os
 import re
 import shlex
@@ -13,29 +12,23 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
-
-from tyro.conf import FlagCreatePairsOff
+from typing import Annotated, Any, ClassVar
 
 from quarl import literals
-from quarl.config.groups import ENERGY, ENVIRONMENT, OUTPUT, QUANTISATION, shown
 from quarl.errors import QuarlError
-from quarl.quant.spec import SCHEMES, edge_bits, integer_bits
+from quarl.fields import ENVIRONMENT, OUTPUT, shown
+from quarl.quant.spec import edge_bits, integer_bits
+from quarl.specs import METERED, EnergySpec, Flag, Spec
 
-EngineName = Literal["litert", "onnx", "torch", "reference"]
 JsonFile = Annotated[Path | None, shown("FILE"), OUTPUT]
 Output = Annotated[Path, shown("DIR", "-o"), OUTPUT]
 Normalize = Annotated[str | None, shown("FILE|none", default="found beside the agent"), ENVIRONMENT]
 EnvId = Annotated[str | None, shown("ID", default="the one it was trained on"), ENVIRONMENT]
-SCHEME_HELP = f"How weights become codes: {', '.join(SCHEMES)}."
-Flag = FlagCreatePairsOff[bool]
-Edges = Annotated[str, shown("N|same"), QUANTISATION]
-NumEpisodes = Annotated[int | Literal["auto"], shown("N|auto")]
 Steps = Annotated[int | None, shown("N", "-n", default="RL Zoo's, or 100000")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(Spec):
     """Options that all verbs have."""
 
     verb: ClassVar[str]
@@ -53,6 +46,7 @@ class Config:
 
     def check(self) -> None:
         """Refuse invalid values, and a --json that cannot be written, before anything is read or run."""
+        super().check()
         if self.verbose and self.quiet:
             raise QuarlError("--verbose and --quiet are mutually exclusive: keep one")
         file = self.json
@@ -60,24 +54,9 @@ class Config:
             raise QuarlError(f"cannot write --json {file}: use a file in a writable folder")
         if file is not None and file.is_file() and not _may_be_replaced(file):
             raise QuarlError(f"--json {file} would overwrite a file that is not JSON: use another file")
-        seed = getattr(self, "seed", None)
-        if seed is not None and not 0 <= seed < SEEDS:
-            raise QuarlError(f"--seed must be between 0 and 2**32 - 1, got {seed}")
 
     def look(self) -> None:
         """Refuse missing files before anything is loaded that takes seconds."""
-
-    def refuse(self, names: Sequence[str], why: str, fix: str = "drop it") -> None:
-        """Refuse options that would have no effect.
-
-        Args:
-            names: Names of the options' fields.
-            why: Reason, for the error message.
-            fix: Remedy, for the error message.
-        """
-        for field in dataclasses.fields(self):
-            if field.name in names and getattr(self, field.name) != field.default:
-                raise QuarlError(f"--{field.name.replace('_', '-')} {why}: {fix}")
 
     @property
     def typed(self) -> frozenset[str]:
@@ -109,35 +88,14 @@ class Config:
 
 STDOUT = (Path("-"), Path("/dev/stdout"))
 """Values of --json that print the rows as JSON on stdout, and everything else on stderr."""
-SEEDS = 2**32
-"""Number of seeds that every generator accepts."""
-WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
-"""Description of an option's value, by type."""
-METERED = ("energy", "energy_watts", "energy_country")
-"""Options of MeteredConfig."""
 LOUDNESS = ("verbose", "quiet")
 ASIDE = ("json", *LOUDNESS, *METERED)
 """Options that affect no result except the measured energy."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeteredConfig(Config):
+class MeteredConfig(EnergySpec, Config):
     """A verb whose energy can be measured."""
-
-    energy: Annotated[Flag, ENERGY] = False
-    """Also measure joules and grams of CO2, and report the method."""
-    energy_watts: Annotated[float | None, shown("W", default="counters, or codecarbon's guess"), ENERGY] = None
-    """Watts of a busy core: energy is processor time times this value."""
-    energy_country: Annotated[str | None, shown("ISO", default="world average"), ENERGY] = None
-    """Country of the electricity, such as FRA or USA, for its grams of CO2 per kilowatt-hour."""
-
-    def check(self) -> None:
-        super().check()
-        for name in METERED[1:]:
-            if getattr(self, name) is not None and not self.energy:
-                raise QuarlError(f"--{name.replace('_', '-')} requires --energy: add it")
-        if self.energy_watts is not None and not 0 < self.energy_watts < math.inf:
-            raise QuarlError(f"--energy-watts must be above 0, got {self.energy_watts:g}")
 
 
 def summary(kind: type[Any]) -> str:
@@ -157,13 +115,6 @@ def _option(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [flag if value else f"--no-{flag[2:]}"]
     return [flag, *map(str, value)] if isinstance(value, tuple) else [flag, str(value)]
-
-
-def at_least_one(**values: int | str | None) -> None:
-    """Refuse counts below 1; None and auto pass."""
-    for name, value in values.items():
-        if isinstance(value, int) and value < 1:
-            raise QuarlError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
 
 
 def zero_is_off(**values: float) -> None:
@@ -239,28 +190,6 @@ def hyperparameters(
     return values
 
 
-def check_types(config: Any) -> None:
-    """Raise QuarlError for an option whose value has the wrong type: the value may come from a study file."""
-    for name, hint in get_type_hints(type(config)).items():
-        value, kinds = getattr(config, name), get_args(hint) or (hint,)
-        if get_origin(hint) is ClassVar:
-            continue
-        if get_origin(hint) is tuple:
-            words = isinstance(value, tuple) and all(type(word) is kinds[0] for word in value)
-            wanted = None if words else "a list of words"
-        elif get_origin(hint) is Literal:
-            wanted = None if value in kinds else " or ".join(kinds)
-        else:
-            wanted = None if _is_one(value, kinds) else next((WANTED[kind] for kind in kinds if kind in WANTED), None)
-        if wanted is not None:
-            raise QuarlError(f"--{name.replace('_', '-')} is {str(value)[:60]!r}; use {wanted}")
-
-
-def _is_one(value: Any, kinds: tuple[Any, ...]) -> bool:
-    words = [word for kind in kinds for word in get_args(kind)]
-    return type(value) in kinds or (type(value) is int and float in kinds) or value in words
-
-
 def layer_widths(text: str, flag: str) -> list[int]:
     """Return the numbers of a text like 256,128; raise QuarlError, naming the flag, for any other text."""
     words = text.split(",")
@@ -280,9 +209,3 @@ def narrow_edges(config: Config) -> list[str]:
         *(f"{word}: its first and last layers have fewer bits than the others" for word in narrow),
         *(f"--edge-bits {least} is below {word}: all its layers keep one width" for word in whole),
     ]
-
-
-def check_margin(margin: float, option: str = "--margin") -> None:
-    """Refuse a margin that is not a percentage between 0 and 100."""
-    if not 0 < margin < 100:
-        raise QuarlError(f"{option} is a percentage between 0 and 100, got {margin:g}")

@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar, Literal
 from tyro.conf import Positional
 
 from quarl.config.base import MeteredConfig, layer_widths
-from quarl.config.groups import QUANTISATION, shown
 from quarl.config.trained_policy import check_paths
 from quarl.errors import QuarlError
+from quarl.fields import QUANTISATION, shown
 from quarl.quant.spec import Mode, QuantSpec
 
 

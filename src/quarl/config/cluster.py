@@ -9,9 +9,10 @@ from typing import Annotated, ClassVar
 
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, subcommand
 
-from quarl.config.base import Config, at_least_one
-from quarl.config.groups import shown
+from quarl.config.base import Config
 from quarl.errors import QuarlError
+from quarl.fields import shown
+from quarl.specs import at_least_one
 
 
 @dataclass(frozen=True, kw_only=True)

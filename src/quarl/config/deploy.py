@@ -11,9 +11,9 @@ from typing import Annotated, ClassVar, Literal
 from tyro.conf import Positional
 
 from quarl.config.base import Config
-from quarl.config.groups import OUTPUT, QUANTISATION, shown
 from quarl.config.trained_policy import NamedModel
 from quarl.errors import QuarlError
+from quarl.fields import OUTPUT, QUANTISATION, shown
 from quarl.quant.spec import QuantSpec
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20}

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from quarl import literals
-from quarl.config.base import Config, at_least_one, hyperparameters
-from quarl.config.groups import ENVIRONMENT, shown
-from quarl.errors import QuarlError
+from quarl.config.base import Config, hyperparameters
+from quarl.fields import ENVIRONMENT, shown
+from quarl.literals import named_wrapper
+from quarl.specs import at_least_one
 
 OPTIONS = ("env_kwargs", "wrapper", "frame_stack", "max_episode_steps")
-NONE = "none"
-"""Value of --wrapper for no wrapper."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,16 +60,6 @@ def plain(text: str) -> Any:
         if not re.fullmatch(r"[\w./+-]+", text):
             raise
         return text
-
-
-def named_wrapper(word: str) -> tuple[str, Mapping[str, Any]]:
-    """Return (name, arguments) of NAME, NAME:K=V,... or NAME:K=V:K=V."""
-    name, _, rest = word.partition(":")
-    try:
-        arguments = literals.read(f"dict({re.sub(r':(?=[A-Za-z_]+=)', ',', rest)})", names=True)
-    except ValueError:
-        raise QuarlError(f"--wrapper {word!r} is not NAME:K=V,..., as in TimeLimit:max_episode_steps=200") from None
-    return name, {key: value.text if isinstance(value, literals.Name) else value for key, value in arguments.items()}
 
 
 def spelled(arguments: Mapping[str, Any]) -> tuple[str, ...]:

@@ -9,11 +9,12 @@ from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import Positional
 
-from quarl.config.base import Config, EnvId, Flag, Output, at_least_one, check_margin
-from quarl.config.groups import QUANTISATION, shown
+from quarl.config.base import Config, EnvId, Output
 from quarl.config.trained_policy import ModelConfig
 from quarl.errors import QuarlError
+from quarl.fields import QUANTISATION, shown
 from quarl.quant.spec import Mode, QuantSpec
+from quarl.specs import Flag, at_least_one, check_margin
 
 Runtimes = Literal["litert", "ort", "openvino", "tract", "tflm", "c", "c-aarch64", "c-m4", "c-m0"]
 

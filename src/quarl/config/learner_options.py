@@ -11,25 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from quarl.config.base import (
-    ASIDE,
-    LOUDNESS,
-    Config,
-    Edges,
-    Flag,
-    MeteredConfig,
-    Steps,
-    at_least_one,
-    check_device,
-    check_types,
-    hyperparameters,
-    zero_is_off,
-)
+from quarl.config.base import ASIDE, LOUDNESS, Config, MeteredConfig, Steps, check_device, hyperparameters, zero_is_off
 from quarl.config.environment import OPTIONS, EnvironmentConfig
-from quarl.config.groups import ADVANCED, ENVIRONMENT, OUTPUT, QUANTISATION, TRAINING, shown
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean
+from quarl.fields import ADVANCED, ENVIRONMENT, OUTPUT, QUANTISATION, TRAINING, shown
 from quarl.quant.spec import EDGES, QatSpec
 from quarl.removed import without_removed
+from quarl.specs import Edges, Flag, at_least_one, check_types
 
 L = TypeVar("L", bound="LearnerOptions")
 CONTRIB = ("trpo", "maskableppo", "tqc", "crossq", "qrdqn", "ars")

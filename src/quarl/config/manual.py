@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import shutil
 import textwrap
 from collections.abc import Sequence
 from dataclasses import Field, dataclass, fields
-from itertools import pairwise
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from quarl.config.base import Config, in_words, summary
 from quarl.config.environment import EnvironmentConfig
-from quarl.config.groups import ORDER, WHAT, Group, shown
+from quarl.fields import ORDER, WHAT, Group, shown, strings_under
 
 COMMON = tuple((f"--{field.name.replace('_', '-')}",) for field in fields(EnvironmentConfig))
 INDENT = 24 * " "
@@ -80,18 +78,6 @@ def _option(kind: type[Config], field: Field[Any], hint: Any, told: Any, meaning
         meaning=meaning,
         group=group,
     )
-
-
-def strings_under(kind: type[Any]) -> dict[str, str]:
-    """Return the string under each field of the class and its bases, by name."""
-    said = {}
-    for base in reversed([each for each in kind.__mro__ if each.__module__.startswith("quarl.")]):
-        (tree,) = ast.parse(inspect.getsource(base)).body
-        for pair in pairwise(tree.body if isinstance(tree, ast.ClassDef) else ()):
-            match pair:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    said[name] = " ".join(text.split())
-    return said
 
 
 def manual(kind: type[Config]) -> str:

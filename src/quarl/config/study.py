@@ -10,9 +10,10 @@ from typing import Annotated, ClassVar
 
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, subcommand
 
-from quarl.config.base import Config, Flag, Output, at_least_one, check_folder
-from quarl.config.groups import ENVIRONMENT, shown
+from quarl.config.base import Config, Output, check_folder
 from quarl.errors import QuarlError
+from quarl.fields import ENVIRONMENT, shown
+from quarl.specs import Flag, at_least_one
 
 FOLDER = Path("quarl-study")
 

@@ -7,22 +7,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from quarl.config.base import (
-    Edges,
-    Flag,
-    MeteredConfig,
-    Normalize,
-    Output,
-    Steps,
-    at_least_one,
-    check_folder,
-    check_margin,
-)
+from quarl.config.base import MeteredConfig, Normalize, Output, Steps, check_folder
 from quarl.config.environment import OPTIONS, EnvironmentConfig
-from quarl.config.groups import ENVIRONMENT, QUANTISATION, TRAINING, shown
 from quarl.config.train import QAT_OPTIONS, TrainConfig
 from quarl.errors import QuarlError
+from quarl.fields import ENVIRONMENT, QUANTISATION, TRAINING, shown
 from quarl.quant.spec import EDGES, QatSpec, QuantSpec
+from quarl.specs import Edges, Flag, at_least_one, check_margin
 
 METHODS = ("ptq", "distill", "qat")
 OF_BOTH = ("algo", "env", "params", "trained_agent", "normalize", *OPTIONS)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from quarl.config.base import Flag, Normalize, at_least_one, check_folder
-from quarl.config.groups import ADVANCED, ENVIRONMENT, OUTPUT, QUANTISATION, TRAINING, shown
+from quarl.config.base import Normalize, check_folder
 from quarl.config.learner_options import LearnerOptions
 from quarl.errors import QuarlError
+from quarl.fields import ADVANCED, ENVIRONMENT, OUTPUT, QUANTISATION, TRAINING, shown
+from quarl.specs import LEARNERS, Flag, at_least_one
 
-LEARNERS = ("ppo", "a2c", "dqn", "ddpg", "td3", "sac", "d4pg")
 QAT_OPTIONS = (
     "quant_delay",
     "qat_output_bits",

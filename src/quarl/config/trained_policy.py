@@ -13,8 +13,8 @@ from tyro.conf import Positional
 
 from quarl.config.base import Config, EnvId, Normalize
 from quarl.config.environment import EnvironmentConfig
-from quarl.config.groups import shown
 from quarl.errors import QuarlError
+from quarl.fields import shown
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,6 @@ from quarl.algorithms.cpu import threads
 from quarl.arrays import Array
 from quarl.calibration import Calibrated
 from quarl.checkpoint_file import DamagedError
-from quarl.config import DistillConfig
 from quarl.distillation.loss import Loss, loss_of
 from quarl.distillation.student import Layer, Student
 from quarl.distillation.validation import Validation
@@ -36,6 +35,7 @@ from quarl.evaluation import RECORD_BATCH, record, sample_size
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import QuantSpec
+from quarl.specs import DistillSpec
 
 RATE, MAX_RATE = 0.02, 0.15
 """Largest change per update in codes, for a weight or bias of 4 bits and for any; the share of the range is the
@@ -52,10 +52,10 @@ AVERAGE = 0.995
 """Share of the running mean of all parameters that an update keeps; snapshots consist of the mean."""
 
 
-def recipe_of(config: DistillConfig) -> dict[str, Any]:
+def recipe_of(recipe: DistillSpec) -> dict[str, Any]:
     """Return the options that determine a distillation's result besides seed and environment, as stored in files."""
-    said = {name: getattr(config, name) for name in ("updates", "states", "margin")}
-    said |= {"rounds": config.bounds()[0], "episodes": config.validation}
+    said = {name: getattr(recipe, name) for name in ("updates", "states", "margin")}
+    said |= {"rounds": recipe.bounds()[0], "episodes": recipe.validation}
     return {**said, "batch_size": BATCH_SIZE, "average": AVERAGE}
 
 
@@ -148,7 +148,7 @@ def distill(
     Raises:
         QuarlError: The checkpoint belongs to another run, or the time does not suffice for a round.
     """
-    config, (rounds, minutes) = validation.config, validation.config.bounds()
+    recipe, home, (rounds, minutes) = validation.recipe, validation.environment, validation.recipe.bounds()
     validation_s = 0.0 if validation.observations is not None else validation.exact.wall_s
     begun = time.monotonic() - validation_s
     teacher, start = calibrated.rewrite(spec)[0], calibrated.quantize(spec)
@@ -156,8 +156,8 @@ def distill(
     assert states is not None
     taught = outputs(teacher, states)
     student, loss = Student(teacher, start), loss_of(teacher, taught)
-    training = Training(student, config, loss, np.random.default_rng(config.seed), states, taught)
-    identity = {**recipe_of(config), "seed": config.seed, "env_id": config.env}
+    training = Training(student, recipe, loss, np.random.default_rng(recipe.seed), states, taught)
+    identity = {**recipe_of(recipe), "seed": recipe.seed, "env_id": home.typed if home else None}
     identity["policy"] = sha256(artifact.to_bytes(start)).hexdigest()
     snapshots: list[Snapshot] = []
     if file is not None and file.exists():
@@ -175,11 +175,10 @@ def distill(
             return
         # states that the newest snapshot reaches, labeled by the float policy
         if number and validation.observations is None:
-            home = validation.environment
             assert home is not None
-            options: dict[str, Any] = {"seed": config.seed * (rounds + 1) + number, "environment": home}
+            options: dict[str, Any] = {"seed": recipe.seed * (rounds + 1) + number, "environment": home}
             engine = engines.load_fitting(snapshots[-1].policy, batch=home.at_once(RECORD_BATCH))
-            new = record(snapshots[-1].policy, "training", **options, engine=engine, num=config.states)
+            new = record(snapshots[-1].policy, "training", **options, engine=engine, num=recipe.states)
             training.add(new, outputs(teacher, new))
             since = time.monotonic()
         # the updates of this round
@@ -216,7 +215,7 @@ class Training:
     def __init__(
         self,
         student: Student,
-        config: DistillConfig,
+        recipe: DistillSpec,
         loss: Loss,
         rng: np.random.Generator,
         states: Array,
@@ -226,14 +225,14 @@ class Training:
 
         Args:
             student: Policy to train.
-            config: Options of the distillation.
+            recipe: Options of the distillation.
             loss: Loss of outputs against the teacher's.
             rng: Generator of the batches.
             states: Training states [N, *shape].
             labels: The teacher's outputs [N, n] on the states.
         """
         self.student, self.averaged = student, copy.deepcopy(student)
-        self.config, self.loss, self.rng = config, loss, rng
+        self.recipe, self.loss, self.rng = recipe, loss, rng
         self.states, self.labels, self.updates = states, labels, 0
         groups: list[dict[str, Any]] = []
         for module in student.learning.values():
@@ -264,7 +263,7 @@ class Training:
         # a batch of vectors is too small to share: beside other work, threads would wait for each other
         size, most = (BATCH_SIZE, 1) if inputs.ndim == 2 else (BATCH_SIZE // 8, torch.get_num_threads())
         with threads(most):
-            for _ in range(self.config.updates):
+            for _ in range(self.recipe.updates):
                 self.set_rates()
                 chosen = torch.from_numpy(self.rng.integers(len(inputs), size=size))
                 cost = self.loss(self.student(inputs[chosen]), self.labels[chosen])
@@ -277,7 +276,7 @@ class Training:
 
     def set_rates(self) -> None:
         """Set the learning rates: a warm-up, then a cosine over all rounds."""
-        done = self.updates / (self.config.bounds()[0] * self.config.updates)
+        done = self.updates / (self.recipe.bounds()[0] * self.recipe.updates)
         factor = max(0.5 * (1 + math.cos(math.pi * done)), FLOOR) * min(1.0, (self.updates + 1) / WARM_UP)
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor

@@ -12,12 +12,12 @@ import numpy as np
 from quarl import engines, stats
 from quarl.arrays import Array
 from quarl.calibration import Calibrated, quantize
-from quarl.config import DistillConfig
 from quarl.envs.environment import Environment, home_of
 from quarl.errors import QuarlError
 from quarl.evaluation import Evaluation, check_recorded, evaluate, record, sample_size
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import EXACT
+from quarl.specs import DistillSpec
 
 HELD_OUT = 10
 """Number of recorded observations of which one is held out."""
@@ -28,7 +28,7 @@ class Validation:
     """Evaluation of one policy's snapshots in any number of precisions; the float policy is played once for all."""
 
     policy: Policy
-    config: DistillConfig
+    recipe: DistillSpec
     observations: Array | None = None
     """Recorded observations [N, *shape] in place of an environment; nothing is played."""
     environment: Environment | None = None
@@ -59,22 +59,22 @@ class Validation:
         """The reason that no snapshot can have a verdict; empty if one can."""
         if self.observations is not None:
             return "recorded observations have no return"
-        if self.config.validation < stats.FEWEST_EPISODES:
-            return f"--validation {self.config.validation} is below {stats.FEWEST_EPISODES} episodes"
+        if self.recipe.validation < stats.FEWEST_EPISODES:
+            return f"--validation {self.recipe.validation} is below {stats.FEWEST_EPISODES} episodes"
         return "" if self.exact.returns.mean() else "fp32's mean return is 0, so a relative margin is undefined"
 
     def calibrated(self) -> Calibrated:
         """Return the policy with its calibration: on its own episodes, or on a sample of the recorded observations."""
         given = self.observations
         if given is None:
-            return Calibrated(self.policy, record(self.policy, seed=self.config.seed, environment=self.environment))
+            return Calibrated(self.policy, record(self.policy, seed=self.recipe.seed, environment=self.environment))
         return Calibrated(self.policy, given[:: -(-len(given) // sample_size(self.policy))])
 
     def look(self, policy: QuantizedPolicy) -> tuple[dict[str, Any], float]:
         """Return a snapshot's fields for this policy, and the duration in seconds."""
         if self.observations is None:
-            played, rng = self.play(policy), np.random.default_rng(self.config.seed)
-            judged = stats.verdict(self.exact.returns, played.returns, self.config.margin, rng)
+            played, rng = self.play(policy), np.random.default_rng(self.recipe.seed)
+            judged = stats.verdict(self.exact.returns, played.returns, self.recipe.margin, rng)
             return {"returns": played.returns, "noninferior": judged.noninferior, "error": None}, played.wall_s
         begun = time.monotonic()
         exact, actions = (engines.greedy(each, self.held_out) for each in (quantize(self.policy, EXACT), policy))
@@ -83,6 +83,6 @@ class Validation:
 
     def play(self, policy: QuantizedPolicy, **fresh: int) -> Evaluation:
         """Play validation's episodes, or fresh ones with the number and seed given as keywords of `evaluate`."""
-        looked = {"episodes": self.config.validation, "stream": "validation"}
-        asked: dict[str, Any] = {"seed": self.config.seed, "env": self.environment, **(fresh or looked)}
+        looked = {"episodes": self.recipe.validation, "stream": "validation"}
+        asked: dict[str, Any] = {"seed": self.recipe.seed, "env": self.environment, **(fresh or looked)}
         return evaluate(policy, **asked, engine=engines.load_fitting(policy).name)

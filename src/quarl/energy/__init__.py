@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quarl.config.base import MeteredConfig
 from quarl.energy.sources import JOULES_PER_KWH, Source, cpu_seconds, find
 from quarl.errors import QuarlError
+from quarl.specs import EnergySpec
 
 __all__ = ["OFF", "Energy", "Meter", "cpu_seconds", "grams_per_kwh", "meter", "sentence"]
 WORLD = "world"
@@ -91,7 +91,7 @@ OFF = Meter()
 
 
 @contextlib.contextmanager
-def meter(asked: MeteredConfig) -> Iterator[Meter]:
+def meter(asked: EnergySpec) -> Iterator[Meter]:
     """Yield a meter that counts during the block and has its `cost` afterwards; OFF if none was requested.
 
     Raises QuarlError before anything runs if codecarbon is missing or does not know the country.

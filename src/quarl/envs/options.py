@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from quarl import literals
-from quarl.config.environment import NONE, EnvironmentConfig, named_wrapper
 from quarl.envs.bound import LIMIT, checked_limit
 from quarl.envs.wrappers import dotted
 from quarl.errors import QuarlError
+from quarl.literals import NONE, named_wrapper
 from quarl.policy.graph import Provenance
 from quarl.readers.zoo import VEC_FRAME_STACK, Wrappers, stacked, wrappers_of
 
@@ -67,11 +67,6 @@ class EnvironmentOptions:
     def written(cls, values: Mapping[str, Any], where: Path) -> EnvironmentOptions:
         """Return the options in hyper-parameters of RL Zoo's format; errors begin with the file `where`."""
         return cls(env_kwargs=_arguments(values, where), wrappers=wrappers_of(values, where))
-
-    @classmethod
-    def said(cls, config: EnvironmentConfig) -> EnvironmentOptions:
-        """Return the options of a command."""
-        return cls.of(**config.environment())
 
     @property
     def making(self) -> dict[str, Any]:

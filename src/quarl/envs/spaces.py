@@ -10,7 +10,6 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from quarl.config.train import LEARNERS
 from quarl.envs.checked import name_of
 from quarl.envs.masks import UNMASKED, is_masked, masks_of
 from quarl.envs.wrappers import FrameStack, Rows
@@ -20,6 +19,7 @@ from quarl.policy.inputs import has_channels_last
 from quarl.readers.observation import observe
 from quarl.readers.plain_spaces import Box, Discrete, action_head, as_pairs, from_live, observation_box
 from quarl.readers.sb3_network import LAYOUTS
+from quarl.specs import LEARNERS
 
 WAYS = (
     "choose the environment it was trained on with --env, or give its options: --env-kwargs, --wrapper, --frame-stack"

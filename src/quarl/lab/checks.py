@@ -10,9 +10,9 @@ from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from quarl.config.base import SEEDS
 from quarl.errors import QuarlError, did_you_mean
 from quarl.removed import without_removed
+from quarl.specs import SEEDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quarl.config import ActorQConfig, DistillConfig
-from quarl.config.base import LOUDNESS, check_types
+from quarl.config import ActorQConfig
+from quarl.config.base import LOUDNESS
 from quarl.config.environment import OPTIONS, EnvironmentConfig, spelled
 from quarl.config.learner_options import CONTRIB, unknown_algorithm
-from quarl.config.train import LEARNERS, QAT_OPTIONS
+from quarl.config.train import QAT_OPTIONS
 from quarl.envs.bound import LIMIT, longest
 from quarl.envs.options import EnvironmentOptions
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean
@@ -33,6 +33,7 @@ from quarl.lab import checks
 from quarl.lab.checks import Place, count, key, mapping, must, number, word, words
 from quarl.processes.pool import Bounds
 from quarl.quant.spec import EDGES, QatSpec, QuantSpec
+from quarl.specs import LEARNERS, DistillSpec, check_types
 
 SHIPPED = Path(__file__).with_name("shipped")
 MARGIN_PCT = 5.0
@@ -155,7 +156,7 @@ class PolicyEntry:
     @property
     def environment(self) -> EnvironmentOptions:
         """The same options over those of the agent's files."""
-        return EnvironmentOptions.said(EnvironmentConfig(**self.identity.get("environment", {})))
+        return EnvironmentOptions.of(**EnvironmentConfig(**self.identity.get("environment", {})).environment())
 
 
 def _policy(value: Any, at: Place) -> PolicyEntry:
@@ -270,11 +271,11 @@ class MethodEntry:
     """Of `quarl actorq` or `quarl distill`, or those of `quarl train` for quantisation-aware training; a list of values
     of an option of actorq or throughput makes a run for each."""
 
-    def distillations(self) -> Iterator[DistillConfig]:
+    def distillations(self) -> Iterator[DistillSpec]:
         """What `quarl distill` would be told, in each mode."""
         for mode in self.mode:
             options: dict[str, Any] = {**self.options, "mode": mode}
-            yield DistillConfig(model=("agent",), bits=self.precision, edge_bits=self.edge_bits, **options)
+            yield DistillSpec(bits=self.precision, edge_bits=self.edge_bits, **options)
 
 
 def _method(value: Any, at: Place) -> MethodEntry:
@@ -295,9 +296,9 @@ def _method(value: Any, at: Place) -> MethodEntry:
             for scheme in entry.scheme:
                 edges, qat = entry.edge_bits, method == "qat"
                 QatSpec.parse(text, edges=edges) if qat else QuantSpec.parse(text, scheme=scheme, edges=edges)
-        for config in entry.distillations() if method == "distill" else ():
-            check_types(config)
-            config.check()
+        for recipe in entry.distillations() if method == "distill" else ():
+            check_types(recipe)
+            recipe.check()
     except QuarlError as error:
         raise at.wrong(str(error)) from None
     return entry

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from quarl.config import PtqConfig
 from quarl.distillation.rounds import recipe_of
 from quarl.envs.environment import Environment
 from quarl.envs.names import of_module, resolve
@@ -21,6 +20,7 @@ from quarl.lab.planned import Planned
 from quarl.lab.source import Agent
 from quarl.lab.trainings import check_training
 from quarl.quant.spec import EXACT, QatSpec, QuantSpec
+from quarl.specs import PtqSpec
 
 _Asked = tuple[Cell, PolicyEntry, Place]
 """A cell with what asks for it: the policy, and the place of the method, or of the policy if that is to be trained."""
@@ -139,8 +139,8 @@ def _updates(policy: Planned, method: MethodEntry) -> Iterator[Cell]:
 
 def _ptq(policy: Planned, method: MethodEntry) -> Iterator[Cell]:
     """Every precision under every scheme and mode; float formats, which have none, once."""
-    told: Any = {"model": ("agent",), "bits": method.precision, "scheme": method.scheme, "edge_bits": method.edge_bits}
-    specs = [spec for mode in method.mode for spec in PtqConfig(**{**told, "mode": mode}).specs()]
+    told: Any = {"bits": method.precision, "scheme": method.scheme, "edge_bits": method.edge_bits}
+    specs = [spec for mode in method.mode for spec in PtqSpec(**{**told, "mode": mode}).specs()]
     for spec in dict.fromkeys(spec if spec.float_type is None else QuantSpec.parse(spec.precision) for spec in specs):
         yield _play(policy, spec)
 

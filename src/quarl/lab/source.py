@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from quarl.algorithms import tuned
-from quarl.config.environment import NONE
 from quarl.envs.names import is_atari
 from quarl.errors import QuarlError
 from quarl.inert.yaml import read_yaml
 from quarl.inert.zip import read_bytes
 from quarl.lab.file import PolicyEntry, Study
+from quarl.literals import NONE
 from quarl.readers import find, hub, zoo
 
 TRAIN, ZOO, HUB, FILE = "train", "zoo", "hub", "file"

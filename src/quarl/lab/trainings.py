@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quarl.calibration import Calibrated
-from quarl.config import ActorQConfig, DistillConfig, TrainConfig
+from quarl.config import ActorQConfig, TrainConfig
 from quarl.distillation import rounds
 from quarl.distillation.validation import Validation
 from quarl.envs.environment import home_of
@@ -27,6 +27,7 @@ from quarl.removed import without_removed
 from quarl.runs import train as runs
 from quarl.runs.folder import BEST, RunFolder
 from quarl.runs.outcome import TrainRow
+from quarl.specs import DistillSpec
 
 UNCHECKED = Path(tempfile.gettempdir()) / "runs"
 """Stands for the folder of a training whose options are only checked."""
@@ -69,8 +70,8 @@ def distil(job: Job) -> dict[str, Any]:
         policy = replace(policy, provenance=replace(policy.provenance, stochastic=False))
     calibrated, spec = Calibrated(policy, worker.calibrated.observations), QuantSpec.from_json(work["spec"])
     recipe = {name: work["recipe"][name] for name in ("rounds", "updates", "states", "margin")}
-    recipe |= {"validation": work["recipe"]["episodes"], "seed": work["seed"], "env": worker.environment.typed}
-    validation = Validation(policy, DistillConfig(model=("agent",), **recipe), environment=worker.environment)
+    recipe |= {"validation": work["recipe"]["episodes"], "seed": work["seed"]}
+    validation = Validation(policy, DistillSpec(**recipe), environment=worker.environment)
     job.folder.mkdir(parents=True, exist_ok=True)
     for snapshot in rounds.distill(calibrated, spec, validation, file=job.folder / "distillation"):
         snapshots.append(snapshot)

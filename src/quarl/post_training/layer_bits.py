@@ -17,8 +17,6 @@ import numpy as np
 from quarl import engines, formats
 from quarl.arrays import Array
 from quarl.calibration import Calibrated
-from quarl.config import PtqConfig
-from quarl.config.base import SEEDS
 from quarl.envs.environment import Environment, home_of
 from quarl.errors import QuarlError
 from quarl.evaluation import Evaluation, evaluate, record
@@ -29,6 +27,7 @@ from quarl.post_training import measure
 from quarl.post_training.measure import Cell, Make
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.rows import Column, Row
+from quarl.specs import SEEDS, PtqSpec
 from quarl.stats import FEWEST_EPISODES
 
 NARROWER = {"bytes": (7, 6, 5, 4, 3, 2), "latency": (4,)}
@@ -69,7 +68,7 @@ class AssignmentRow(Row):
 
 def choose(
     policy: Policy,
-    config: PtqConfig,
+    asked: PtqSpec,
     progress: Callable[[str, int], None] = lambda label, done: None,
     distilled: Make | None = None,
     environment: Environment | None = None,
@@ -82,11 +81,11 @@ def choose(
     distilled: makes the policy of an assignment that validation does not accept as calibration leaves it.
     environment: None is the policy's own.
     """
-    if not config.auto:
-        return measure.measure(policy, config.specs(), config, progress, environment=environment), [], []
-    search = _Search(policy, environment or home_of(policy), config, progress, distilled)
+    if not asked.auto:
+        return measure.measure(policy, asked.specs(), asked, progress, environment=environment), [], []
+    search = _Search(policy, environment or home_of(policy), asked, progress, distilled)
     int8 = search.validate(search.int8, search.fewest)
-    if search.needed(int8) > config.most_episodes:
+    if search.needed(int8) > asked.most_episodes:
         raise search.refusal(int8)
     errors = search.errors()
     specs = search.specs(errors)
@@ -131,17 +130,17 @@ class _Search:
         self,
         policy: Policy,
         environment: Environment,
-        config: PtqConfig,
+        asked: PtqSpec,
         progress: Callable[[str, int], None],
         distilled: Make | None,
     ) -> None:
-        self.fewest = max(int(config.episodes), FEWEST_EPISODES)
-        self.config, self.progress = replace(config, margin=config.loss_pct), progress
-        (self.int8,) = config.specs()
-        where: Any = {"seed": config.seed, "engine": config.engine}
+        self.fewest = max(int(asked.episodes), FEWEST_EPISODES)
+        self.asked, self.progress = replace(asked, margin=asked.loss_pct), progress
+        (self.int8,) = asked.specs()
+        where: Any = {"seed": asked.seed, "engine": asked.engine}
         met = partial(record, policy, environment=environment, **where)
         self.environment, self.calibrated, self.states = environment, Calibrated(policy, met()), met(stream="fidelity")
-        where |= {"progress": lambda episode: progress("validation", 1), "num_workers": config.workers}
+        where |= {"progress": lambda episode: progress("validation", 1), "num_workers": asked.workers}
         play: Callable[..., Evaluation] = partial(evaluate, env=environment, stream="validation", **where)
         self.quantize, self.distilled = cache(self.calibrated.quantize), distilled
         self.made = {EXACT: self.quantize(EXACT)}
@@ -156,12 +155,12 @@ class _Search:
         """
 
         def act(spec: QuantSpec) -> Array:
-            return engines.greedy(self.quantize(spec), self.states, self.config.engine)
+            return engines.greedy(self.quantize(spec), self.states, self.asked.engine)
 
         def error(*own: tuple[str, int]) -> float:
             return float(np.square(policy.head.distance(exact, act(replace(self.int8, layer_bits=own)))).mean())
 
-        policy, exact, narrower = self.calibrated.policy, act(EXACT), NARROWER[self.config.minimize]
+        policy, exact, narrower = self.calibrated.policy, act(EXACT), NARROWER[self.asked.minimize]
         int8 = error()
         return {op.name: {8: int8, **{bits: error((op.name, bits)) for bits in narrower}} for op in policy.linear}
 
@@ -170,9 +169,9 @@ class _Search:
         sizes = {op.name: math.prod(op.weight.shape) for op in self.calibrated.policy.linear}
         specs = [replace(self.int8, layer_bits=tuple(bits.items())) for bits in path(errors, sizes)]
         specs[0] = self.int8
-        if self.config.minimize == "bytes":
+        if self.asked.minimize == "bytes":
             return specs
-        loaded = [engines.load(self.quantize(spec), self.config.engine) for spec in specs]
+        loaded = [engines.load(self.quantize(spec), self.asked.engine) for spec in specs]
         times = [timing.us_p50 for timing in time_engines(loaded, self.states)]
         return [spec for n, spec in enumerate(specs) if times[n] < min(times[:n], default=math.inf)]
 
@@ -186,14 +185,14 @@ class _Search:
     def _look(self, spec: QuantSpec, policy: QuantizedPolicy, episodes: int, method: str = "ptq") -> AssignmentRow:
         self.made[spec] = policy
         returns, exact = self.returns(policy, episodes), self.returns(self.made[EXACT], episodes)
-        row = self._keep("validation", policy, judged(returns, exact, self.config.margin, self.config.seed), method)
+        row = self._keep("validation", policy, judged(returns, exact, self.asked.margin, self.asked.seed), method)
         share = max(0.5, math.sqrt(self.needed(row) / self.planned(row)))
         self.rows[-1] = replace(row, accepted=bool(row.difference >= (share - 1) * self.allowed(row)))
         return self.rows[-1]
 
     def confirm(self, spec: QuantSpec, attempt: int, look: AssignmentRow) -> list[Cell]:
         """Cells on fresh episodes, others in each attempt, as many as validation's look asks for."""
-        fresh = replace(self.config, seed=(self.config.seed + attempt - 1) % SEEDS, episodes=self.planned(look))
+        fresh = replace(self.asked, seed=(self.asked.seed + attempt - 1) % SEEDS, episodes=self.planned(look))
         specs = list(dict.fromkeys((self.int8, spec)))
         cells = measure.measure(
             self.calibrated.policy,
@@ -209,7 +208,7 @@ class _Search:
 
     def allowed(self, row: AssignmentRow) -> float:
         """The loss that is, of fp32's return on the row's episodes."""
-        return self.config.margin / 100 * abs(row.mean - row.difference)
+        return self.asked.margin / 100 * abs(row.mean - row.difference)
 
     def needed(self, row: AssignmentRow) -> float:
         """Episodes whose interval, which shrinks with their root, reaches as far to either side as the loss allowed."""
@@ -218,13 +217,13 @@ class _Search:
 
     def planned(self, row: AssignmentRow) -> int:
         """Episodes whose interval reaches half as far, but no more than --max-episodes."""
-        return int(max(min(4 * self.needed(row), self.config.most_episodes), self.fewest))
+        return int(max(min(4 * self.needed(row), self.asked.most_episodes), self.fewest))
 
     def refusal(self, int8: AssignmentRow) -> QuarlError:
         """Why not even int8 was accepted."""
         difference = formats.estimate(int8.difference, int8.difference_low, int8.difference_high)
         return QuarlError(
-            f"--max-loss {self.config.max_loss} cannot be shown even of int8: its return differs from fp32's by "
+            f"--max-loss {self.asked.max_loss} cannot be shown even of int8: its return differs from fp32's by "
             f"{difference} in {int8.episodes:,} episodes, and some {self.needed(int8):,.0f} would tell if it loses "
             "nothing; raise --max-episodes or --max-loss"
         )

@@ -12,7 +12,6 @@ import numpy as np
 from quarl import engines, formats
 from quarl.arrays import Array
 from quarl.calibration import Calibrated, quantised
-from quarl.config import PtqConfig
 from quarl.envs.environment import Environment, home_of
 from quarl.evaluation import Evaluation, evaluate, record
 from quarl.judging import judged, looks_of, until_judged
@@ -21,6 +20,7 @@ from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.rows import Column, EngineName, Episodes, Error, MaxEpisodes, Measured, Precision, Returns, Row, Scheme
+from quarl.specs import PtqSpec
 from quarl.stats import Interval, as_fields, drop_interval
 
 AGREE_PCT = 1.0
@@ -114,7 +114,7 @@ Make = Callable[[Calibrated, QuantSpec], QuantizedPolicy]
 def measure(
     policy: Policy,
     specs: Sequence[QuantSpec],
-    config: PtqConfig,
+    asked: PtqSpec,
     progress: Callable[[str, int], None] = lambda label, done: None,
     calibrated: Calibrated | None = None,
     make: Make = quantised,
@@ -123,30 +123,30 @@ def measure(
     """Cells of fp32 and of every spec, in that order, each on the same episodes.
 
     policy: in float32; without a `calibrated` of it, its calibration observations are recorded here.
-    config: says on which engine and how many episodes; its precisions are not looked at.
+    asked: says on which engine and how many episodes; its precisions are not looked at.
     progress: called with the precision and 1 for every finished episode.
     make: gives the policy in a precision. environment: None is the policy's own.
     """
-    looks, environment = looks_of(config), environment or home_of(policy)
-    where: Any = {"seed": config.seed, "environment": environment, "engine": config.engine}
+    looks, environment = looks_of(asked), environment or home_of(policy)
+    where: Any = {"seed": asked.seed, "environment": environment, "engine": asked.engine}
     if calibrated is None:
         calibrated = Calibrated(policy, record(policy, **where))
     specs = [EXACT, *(spec for spec in specs if spec.float_type != "fp32")]
     quantized = [make(calibrated, spec) for spec in specs]
-    loaded = [engines.load_fitting(each, config.engine) for each in quantized]
+    loaded = [engines.load_fitting(each, asked.engine) for each in quantized]
     plays = [
         partial(
             evaluate,
             each,
-            seed=config.seed,
+            seed=asked.seed,
             env=environment,
             engine=engine.name,
-            num_workers=config.workers,
+            num_workers=asked.workers,
             progress=partial(lambda label, episode: progress(label, 1), each.spec.precision),
         )
         for each, engine in zip(quantized, loaded, strict=True)
     ]
-    evaluations = until_judged(plays, looks, config.margin)
+    evaluations = until_judged(plays, looks, asked.margin)
     observations = record(policy, "fidelity", **where)
     timings = time_engines(loaded, observations)
     actions = [engines.greedy(each, observations, engine.name) for each, engine in zip(quantized, loaded, strict=True)]
@@ -163,7 +163,7 @@ def measure(
             mode=spec.mode,
             engine=engine.name,
             measured=engine.measured,
-            **judged(played.returns, evaluations[0].returns[: len(played.returns)], config.margin, config.seed, looks),
+            **judged(played.returns, evaluations[0].returns[: len(played.returns)], asked.margin, asked.seed, looks),
             **as_fields(played.success, "success", "success"),
             **as_fields(drop_of(played, evaluations[0]), "drop", "drop"),
             bytes=engine.file_bytes,

@@ -13,8 +13,6 @@ from rich.console import Console
 
 from quarl.api import Agent, agent_of
 from quarl.arguments import check, checks_keywords
-from quarl.config import PtqConfig
-from quarl.config.base import EngineName
 from quarl.envs.environment import in_environment
 from quarl.errors import QuarlError
 from quarl.policy.graph import is_quantized
@@ -23,11 +21,12 @@ from quarl.post_training.measure import PtqRow
 from quarl.progress import progress
 from quarl.quant.spec import Mode
 from quarl.report import assessment, schema, tables
+from quarl.specs import EngineName, PtqSpec
 
 if TYPE_CHECKING:
     import pandas
 
-KEYWORDS = {"bits": "precisions", "edge-bits": "edge_bits", "env": "env_id", "workers": "num_workers"}
+KEYWORDS = {"bits": "precisions", "edge-bits": "edge_bits", "workers": "num_workers"}
 """Of `ptq`, by the option of `quarl ptq` where that has another name."""
 
 
@@ -96,12 +95,12 @@ class PtqTable:
 @checks_keywords
 def ptq(
     agent: Agent | str | os.PathLike[str],
-    precisions: Sequence[str | int] = PtqConfig.bits,
+    precisions: Sequence[str | int] = PtqSpec.bits,
     *,
-    episodes: int | Literal["auto"] = PtqConfig.episodes,
+    episodes: int | Literal["auto"] = PtqSpec.episodes,
     scheme: str = "default",
     mode: Mode = "dynamic",
-    margin: float = PtqConfig.margin,
+    margin: float = PtqSpec.margin,
     auto: bool = False,
     max_loss: float = 2.0,
     minimize: Literal["bytes", "latency"] = "bytes",
@@ -114,7 +113,7 @@ def ptq(
     frame_stack: int | None = None,
     max_episode_steps: int | None = None,
     num_workers: int = 1,
-    edge_bits: int | str = PtqConfig.edge_bits,
+    edge_bits: int | str = PtqSpec.edge_bits,
     env: gymnasium.Env[Any, Any] | None = None,
 ) -> PtqTable:
     """The table that `quarl ptq` prints: return, error, verdict, latency and size of the agent at each precision.
@@ -139,14 +138,12 @@ def ptq(
     words = [precisions] if isinstance(precisions, str | int) else precisions
     if not words:
         raise QuarlError("precisions names none: give one or more, as in [8, 4]")
-    config = PtqConfig(
-        model=("agent",),
+    spec = PtqSpec(
         bits=tuple(map(str, words)),
         edge_bits=str(edge_bits),
         scheme=(scheme,),
         mode=mode,
         engine=engine,
-        env=env_id,
         episodes=episodes,
         margin=margin,
         auto=auto,
@@ -156,7 +153,7 @@ def ptq(
         workers=num_workers,
         seed=seed,
     )
-    check(config, KEYWORDS)
+    check(spec, KEYWORDS)
     policy, environment = in_environment(
         policy,
         env_id,
@@ -166,8 +163,8 @@ def ptq(
         frame_stack=frame_stack,
         max_episode_steps=max_episode_steps,
     )
-    with progress(config.num_episodes) as bar:
-        cells, _, _ = choose(policy, config, bar, environment=environment)
+    with progress(spec.num_episodes) as bar:
+        cells, _, _ = choose(policy, spec, bar, environment=environment)
     return PtqTable(
         title=policy.provenance.title(cells[0].evaluation.env_id),
         rows=tuple(cell.row for cell in cells),

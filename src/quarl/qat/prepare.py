@@ -10,7 +10,6 @@ import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.utils import get_parameters_by_name
 
-from quarl.config.train import LEARNERS
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean
 from quarl.policy.operators import as_float32
 from quarl.policy.trained import ACTING, KEY
@@ -22,6 +21,7 @@ from quarl.qat.sites import layer_name, plan_network
 from quarl.qat.start import Moved, remembered, start
 from quarl.quant.spec import QatSpec, covers
 from quarl.readers.extract import algorithm
+from quarl.specs import LEARNERS
 
 RUNNING = ("running_",)
 COPIED = {

@@ -6,7 +6,7 @@ import inspect
 from types import NoneType, UnionType
 from typing import Any, NotRequired, get_args, get_origin, get_type_hints
 
-from quarl.config.manual import strings_under
+from quarl.fields import strings_under
 from quarl.rows import Column, Row, columns
 
 JSON_TYPES = {bool: "boolean", int: "integer", float: "number", NoneType: "null", list: "array", tuple: "array"}

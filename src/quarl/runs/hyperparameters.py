@@ -75,7 +75,7 @@ class RunOptions:
             written = adapted or defaults.written | given
         # the command's own options override both; the zoo's scripts treat a present key as set
         written |= {name: getattr(config, name) or written.get(name) for name in ("n_timesteps", "n_envs")}
-        written = EnvironmentOptions.said(config).over(written)
+        written = EnvironmentOptions.of(**config.environment()).over(written)
         self.has_changed = config.resume and any(written.get(name) != before.get(name) for name in written)
         """True if a resumed run's options differ from those it began with, so that no single command repeats it."""
         self.written = {name: value for name, value in written.items() if value is not None}

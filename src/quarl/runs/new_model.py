@@ -157,7 +157,15 @@ def build(options: RunOptions, env: VecEnv, say: Callable[[str], None], *, image
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         model: BaseAlgorithm = make_learner(
-            config, cls, policy, env, steps=recipe.n_timesteps, device=device, **arguments
+            config.algo,
+            config.env,
+            cls,
+            policy,
+            env,
+            steps=recipe.n_timesteps,
+            device=device,
+            seed=config.seed,
+            **arguments,
         )
     for warning in warned:
         if issubclass(warning.category, UserWarning):

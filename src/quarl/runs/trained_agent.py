@@ -18,7 +18,6 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecNormalize
 
 from quarl.algorithms.learners import learner_class
-from quarl.config.train import LEARNERS
 from quarl.errors import QuarlError
 from quarl.inert.yaml import read_yaml
 from quarl.inert.zip import Opened
@@ -29,6 +28,7 @@ from quarl.readers import find, sb3, zoo
 from quarl.readers.normalizer import read_options, read_statistics, sentence
 from quarl.readers.sb3_network import FUNCTIONS
 from quarl.readers.torch_file import read_tensors
+from quarl.specs import LEARNERS
 
 SHAPING = (
     *("net_arch", "activation_fn", "n_critics", "share_features_extractor", "normalize_images", "squash_output"),

@@ -12,7 +12,6 @@ from quarl import energy
 from quarl.algorithms import tuned
 from quarl.commands import terminal
 from quarl.config import SweepConfig
-from quarl.config.environment import NONE
 from quarl.config.train import QAT_OPTIONS
 from quarl.envs.environment import Environment
 from quarl.envs.options import EnvironmentOptions
@@ -22,6 +21,7 @@ from quarl.lab.cells import DISTILL, DONE, FP32, PTQ, QAT, TRAIN
 from quarl.lab.commands import study, study_report
 from quarl.lab.plan import plan
 from quarl.lab.runner import measure
+from quarl.literals import NONE
 from quarl.processes.signals import SIGNALLED
 from quarl.readers import find
 from quarl.readers.load import read
@@ -69,7 +69,9 @@ def check(config: SweepConfig) -> SweepConfig:
         assert env is not None
         env.close()
     else:  # nothing is trained
-        check_environment(config.algo, Environment.typed_by_user(config.env, EnvironmentOptions.said(config)))
+        check_environment(
+            config.algo, Environment.typed_by_user(config.env, EnvironmentOptions.of(**config.environment()))
+        )
         read(config.trained_agent, config.algo, config.normalize)
     return config
 

@@ -1,7 +1,10 @@
-"""Groups of options in --help and in the reference; a field's type names its group, and others are in WHAT."""
+"""Explanations of fields of specs, options and rows: their groups, their values, and the strings under them."""
 
 from __future__ import annotations
 
+import ast
+import inspect
+from itertools import pairwise
 from typing import Any
 
 from tyro.conf import arg
@@ -26,3 +29,15 @@ def shown(value: str | None = None, *aliases: str, default: str = "", meaning: s
         meaning: Help text instead of the string under the field.
     """
     return arg(metavar=value, aliases=aliases, help=meaning, help_behavior_hint=default or None)
+
+
+def strings_under(kind: type[Any]) -> dict[str, str]:
+    """Return the string under each field of the class and its bases, by name."""
+    said = {}
+    for base in reversed([each for each in kind.__mro__ if each.__module__.startswith("quarl.")]):
+        (tree,) = ast.parse(inspect.getsource(base)).body
+        for pair in pairwise(tree.body if isinstance(tree, ast.ClassDef) else ()):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    said[name] = " ".join(text.split())
+    return said
