@@ -78,10 +78,9 @@ def numbers(observation: Any) -> Array:
 def arranged(policy: Policy, observation: Any) -> tuple[Array, bool]:
     """Observations in the policy's order of axes, as Stable-Baselines3's own `predict` puts them, and whether one was
     given alone. Those of named inputs, or of discrete numbers, become rows; rows may be given, too."""
-    if policy.inputs and isinstance(observation, Mapping):
-        return flatten(policy.inputs, {key: numbers(part) for key, part in observation.items()})
-    x = numbers(observation)
-    if policy.inputs and x.shape[1:] != policy.observation_shape:
+    named = policy.inputs and isinstance(observation, Mapping)
+    x: Any = {key: numbers(part) for key, part in observation.items()} if named else numbers(observation)
+    if policy.inputs and (named or x.shape[1:] != policy.observation_shape):
         return flatten(policy.inputs, x)
     x = np.moveaxis(x, -1, -3) if has_channels_last(x.shape[-3:], policy.observation_shape) else x
     return x, x.shape == policy.observation_shape

@@ -178,8 +178,8 @@ class _Pass:
         self.values: dict[str, Array] = {OBSERVATION: np.asarray(observations, np.float32)}
         self.static = spec.mode == "static"
         self.grids: dict[str, ActivationGrid] = {}
-        self.rules = grid_rules(policy) if self.static else {}
         self.of_layer = _layer_specs(policy, spec)
+        self.rules = grid_rules(policy) if self.static else {}
 
     def run(self) -> QuantizedPolicy:
         ops: list[Op] = []

@@ -229,12 +229,12 @@ def record(
     stream: keeps purposes apart. environment: None is the policy's own. engine: a name loads the policy in float32.
     num: None takes as many as calibrate such a policy.
     """
-    environment = environment or home_of(policy)
     num = sample_size(policy) if num is None else num
     if seed < 0:
         raise QuarlError(f"seed must not be negative, got {seed}")
     if num < 1:
         raise QuarlError(f"the number of observations must be at least 1, got {num}")
+    environment = environment or home_of(policy)
     if isinstance(engine, str):
         engine = engines.load(quantize(policy, EXACT), engine, batch=environment.at_once(RECORD_BATCH))
     run = engine.run

@@ -66,11 +66,13 @@ def judged(
     row = {**asdict(stats.summary(returns, rng)), "margin_pct": margin_pct, "error_pct": None, **stats.NO_VERDICT}
     row["max_episodes"] = looks[-1] if len(looks) > 1 else None
     if exact is not None and exact.size == returns.size:
-        row["error_pct"] = stats.error_pct(exact, returns, np.random.default_rng(seed))
-        verdict = stats.verdict(exact, returns, margin_pct, rng)
-        if len(looks) > 1:
-            verdict = sequential_verdict(exact, returns, margin_pct, looks)
+        verdict = (
+            sequential_verdict(exact, returns, margin_pct, looks)
+            if len(looks) > 1
+            else stats.verdict(exact, returns, margin_pct, rng)
+        )
         row |= verdict.to_json() | stats.as_fields(verdict.difference, "difference", "difference")
+        row["error_pct"] = stats.error_pct(exact, returns, np.random.default_rng(seed))
     return row
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import networks
 import quarl
 from quarl.cli import parse
+from quarl.envs.environment import Environment, home_of
 from quarl.latency import timing
 from quarl.policy import artifact
 from quarl.policy.graph import ActionHead, Policy, Provenance
@@ -53,13 +54,14 @@ def test_the_bits_that_cost_least_go_first():
     assert path == [(8, 8), (4, 8), (4, 2), (2, 2)]
 
 
-def cart_pole() -> Policy:
+def cart_pole() -> tuple[Policy, Environment]:
     """A controller that balances CartPole by the difference of two sums, in which what counts is the smaller part; the
     weights of its last layer are 1 or -1, which four levels hold exactly."""
     state, common = np.float32([0.04, 0.21, 1.7, 0.63]), np.float32([9, -9, 9, -9])
     first = Dense("first", ("observation",), np.stack([common + state, common - state]), np.zeros(2, np.float32))
     last = Dense("last", ("first",), np.float32([[-1, 1], [1, -1]]), np.zeros(2, np.float32))
-    return Policy(observation_shape=(4,), ops=(first, last), head=ActionHead("argmax"), provenance=CARTPOLE)
+    policy = Policy(observation_shape=(4,), ops=(first, last), head=ActionHead("argmax"), provenance=CARTPOLE)
+    return policy, home_of(policy)
 
 
 def config(**options) -> PtqSpec:
@@ -68,7 +70,7 @@ def config(**options) -> PtqSpec:
 
 @pytest.fixture(scope="module")
 def chosen():
-    return layer_bits.choose(cart_pole(), config())
+    return layer_bits.choose(*cart_pole(), config())
 
 
 def test_a_layer_that_actions_depend_on_keeps_its_bits_and_one_that_is_held_exactly_has_two(chosen):
@@ -90,14 +92,14 @@ def test_a_layer_that_actions_depend_on_keeps_its_bits_and_one_that_is_held_exac
 def test_what_fresh_episodes_reject_gives_way_to_wider_bits_and_other_episodes_and_at_last_to_int8(monkeypatch):
     seeds, measure_all = [], measure.measure
 
-    def rejecting(policy, specs, config, *others):
+    def rejecting(policy, environment, specs, config, *others):
         seeds.append(config.seed)
-        cells = measure_all(policy, specs, config, *others)
+        cells = measure_all(policy, environment, specs, config, *others)
         row = replace(cells[-1].row, noninferior=cells[-1].row.precision == "int8")
         return [*cells[:-1], replace(cells[-1], row=row)]
 
     monkeypatch.setattr(measure, "measure", rejecting)
-    cells, tried, said = layer_bits.choose(cart_pole(), config(seed=7))
+    cells, tried, said = layer_bits.choose(*cart_pole(), config(seed=7))
     assert [cell.row.precision for cell in cells] == ["fp32", "int8"]
     fresh = [row for row in tried if row.seeds == "evaluation"]
     assert seeds == [7 + attempt for attempt in range(len(fresh))]
@@ -117,7 +119,7 @@ def test_latency_is_made_small_with_the_widths_that_have_kernels_and_by_what_was
         return [timing.Timing(us_p50=us, us_p99=us) for us in (9.0, 12.0, 7.0)[: len(loaded)]]
 
     monkeypatch.setattr(layer_bits, "time_engines", timed)
-    _, tried, said = layer_bits.choose(cart_pole(), config(minimize="latency"))
+    _, tried, said = layer_bits.choose(*cart_pole(), config(minimize="latency"))
     assert "was chosen of 2 assignments" in said[0]
     assert {width for row in tried for width in row.bits_of_layers.values()} <= {8, 4}
 
@@ -134,7 +136,7 @@ def test_a_loss_that_the_episodes_cannot_show_is_refused_with_how_many_could(tmp
 
 
 def test_the_verb_leaves_a_policy_with_the_bits_that_its_row_says(tmp_path, chosen):
-    artifact.write(cart_pole(), tmp_path / "p.safetensors")
+    artifact.write(cart_pole()[0], tmp_path / "p.safetensors")
     options = ["--auto", "--max-loss", "2%", "--episodes", "20", "-o", "out", "--json", "rows.json"]
     words = ["-m", "quarl", "ptq", "p.safetensors", *options]
     ran = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -157,7 +159,7 @@ def test_the_verb_leaves_a_policy_with_the_bits_that_its_row_says(tmp_path, chos
 
 
 def test_python_has_the_same_choice(chosen):
-    table = quarl.ptq(quarl.Agent(cart_pole()), auto=True, max_loss=2, episodes=20)
+    table = quarl.ptq(quarl.Agent(cart_pole()[0]), auto=True, max_loss=2, episodes=20)
     assert [row.precision for row in table] == ["fp32", "int8", "mixed"]
     assert table[2].bits_of_layers == chosen[0][2].row.bits_of_layers
     assert repr(table.agents["mixed"]).startswith("Agent(dqn CartPole-v1, mixed dynamic, ")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import zip_longest
 from typing import Annotated, Any
+
+from matplotlib.figure import Figure
 
 from quarl import energy, engines, formats
 from quarl.calibration import Calibrated, quantize
@@ -22,8 +24,8 @@ from quarl.judging import judged, looks_of, until_judged
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy, is_quantized
 from quarl.post_training.layer_bits import AssignmentRow, choose
+from quarl.post_training.measure import Cell
 from quarl.quant.spec import EXACT, QuantSpec
-from quarl.readers.normalizer import sentence
 from quarl.report import assessment, page
 from quarl.report.figures import learning
 from quarl.rows import Column, Episodes, MaxEpisodes, Measured, Precision, Returns, Row, Updates
@@ -95,20 +97,17 @@ class DistillRow(Row):
 
 def run(config: DistillConfig) -> None:
     """Distill every precision, write the folder, print the table."""
-    model.refuse_results_of_another(config)
     _check_folder(config)
+    model.refuse_results_of_another(config)
     policy, environment = model.at_home(model.read(config), config)
     if is_quantized(policy):
         raise QuarlError(f"{config.model[0]} is already quantized ({policy.spec.precision}); give the float policy")
     given = None if config.observations is None else model.observations(config.observations, policy)
     own_margin = replace(config, margin=config.loss_pct) if config.auto else config
-    validation = Validation(policy, own_margin, given, environment)
+    validation, ends = Validation(policy, own_margin, given, environment), looks_of(config)
     if given is None and environment is not None:
         environment.make_for(policy).close()  # raises before the folder is made
-    looks: dict[QuantSpec, list[Snapshot]] = {}
-    tried: list[AssignmentRow] = []
-    said, replaced = list[str](), list[str]()
-    exact, played, ends = None, [], looks_of(config)
+    replaced: list[str] = []
     with (
         staged(config.output, partial(model.list_replaced, config, replaced)) as folder,
         locked(config.output),
@@ -116,56 +115,34 @@ def run(config: DistillConfig) -> None:
     ):
         if given is not None:
             terminal.note(f"training uses only the states in {config.observations}, and no return is measured")
-        most = config.bounds()[0] * config.updates
-        with terminal.progress(None if config.auto else len(config.specs()) * most) as progress:
-
-            def distilled(calibrated: Calibrated, spec: QuantSpec) -> QuantizedPolicy:
-                snapshots = looks[spec] = []
-                file = config.output / f"{CHECKPOINT}{_name(spec)}.safetensors"
-                for snapshot in distill(calibrated, spec, validation, file=file, progress=progress):
-                    snapshots.append(snapshot)
-                    terminal.note(f"{_name(spec)}, {snapshot}")
-                progress(spec.precision, most - snapshots[-1].updates)
-                return best(snapshots).policy
-
-            if config.auto:
-                shared = {field.name: getattr(config, field.name) for field in fields(ComparisonSpec)}
-                cells, tried, said = choose(policy, PtqSpec(**shared), progress, distilled, environment)
-                exact, (*_, last) = cells[0].evaluation, cells
-                if (spec := last.policy.spec) not in looks:  # it was good enough after calibration
-                    looks[spec] = [next(distill(last.calibrated, spec, validation))]
-                looks, played = {spec: looks[spec]}, [last.evaluation]
-            else:
-                calibrated = validation.calibrated()
-                for spec in config.specs():
-                    distilled(calibrated, spec)
+        looks, cells, tried, said = _distilled(config, validation)
         # play the chosen snapshots on fresh episodes
         chosen = [best(snapshots).policy for snapshots in looks.values()]
         for each in chosen:
             artifact.write(each, folder / f"{each.spec.precision}.safetensors")
-        if given is None and exact is None:
+        exact, played = None, list[Evaluation]()
+        if cells:  # the search has played what it chose
+            exact, played = cells[0].evaluation, [cells[-1].evaluation]
+        elif given is None:
             plays = [partial(validation.play, each) for each in (quantize(policy, EXACT), *chosen)]
             exact, *played = until_judged(plays, ends, config.margin)
         # rows, curve and page
+        title, command = policy.provenance.title(exact.env_id if exact else None), replace(config, resume=False)
+        figures = _figures(looks, title) if played else []
         rows = [_row(each, exact, q, validation) for each, q in zip_longest(looks.values(), played)]
         said += map(_sentence, rows, looks.values())
         about = model.told(config, policy, exact, meter.cost)
         heading = "Returns on fresh episodes" if played else "Errors of actions on held-out observations"
         document, shown = model.keep(folder, DistillRow, rows, heading, tried, **about)
-        env_id = document["env_id"]
-        title, command = policy.provenance.title(env_id), replace(config, resume=False)
-        figures = []
-        if played:
-            seen = [(spec.precision, look.updates, look.summary) for spec, each in looks.items() for look in each]
-            points = [{"label": label, "updates": updates, **asdict(summary)} for label, updates, summary in seen]
-            curve = learning(points, [], {"updates": "updates"}, f"{title}: return of the snapshots, in validation")
-            caption = "Mean return of each snapshot on validation's episodes, with its 95 % interval."
-            figures = [("curve", caption, curve)]
         page.write(
             folder,
             figures,
             title=f"{title}: distillation",
-            facts={"model": str(document["model"]), "environment": str(env_id), "observations": sentence(policy)},
+            facts={
+                "model": str(document["model"]),
+                "environment": str(document["env_id"]),
+                "observations": about["statistics"],
+            },
             sentences=said,
             tables=shown,
             command=command.command_line(),
@@ -173,8 +150,57 @@ def run(config: DistillConfig) -> None:
     for file in config.output.glob(f"{CHECKPOINT}*.safetensors"):
         file.unlink()
     terminal.show(DistillRow, document["rows"], title)
-    terminal.say("", *said, sentence(policy), "", f"report: {config.output / 'report.html'}", *replaced)
+    terminal.say("", *said, str(about["statistics"]), "", f"report: {config.output / 'report.html'}", *replaced)
     terminal.finish(command, document)
+
+
+def _distilled(
+    config: DistillConfig, validation: Validation
+) -> tuple[dict[QuantSpec, list[Snapshot]], list[Cell], list[AssignmentRow], list[str]]:
+    """Distill into every precision, or with --auto in search of the bits of each layer.
+
+    Args:
+        config: The verb's options.
+        validation: The policy, and how its snapshots are validated.
+
+    Returns:
+        The snapshots by precision. Of a search also its cells, what it tried, and sentences about its choice.
+    """
+    looks: dict[QuantSpec, list[Snapshot]] = {}
+    most = config.bounds()[0] * config.updates
+    with terminal.progress(None if config.auto else len(config.specs()) * most) as progress:
+
+        def distilled(calibrated: Calibrated, spec: QuantSpec) -> QuantizedPolicy:
+            snapshots = looks[spec] = []
+            file = config.output / f"{CHECKPOINT}{_name(spec)}.safetensors"
+            for snapshot in distill(calibrated, spec, validation, file=file, progress=progress):
+                snapshots.append(snapshot)
+                terminal.note(f"{_name(spec)}, {snapshot}")
+            progress(spec.precision, most - snapshots[-1].updates)
+            return best(snapshots).policy
+
+        if not config.auto:
+            calibrated = validation.calibrated()
+            for spec in config.specs():
+                distilled(calibrated, spec)
+            return looks, [], [], []
+        assert validation.environment is not None
+        asked = PtqSpec(**{field.name: getattr(config, field.name) for field in fields(ComparisonSpec)})
+        cells, tried, said = choose(validation.policy, validation.environment, asked, progress, distilled)
+        if (spec := cells[-1].policy.spec) not in looks:  # it was good enough after calibration
+            looks[spec] = [next(distill(cells[-1].calibrated, spec, validation))]
+        return {spec: looks[spec]}, cells, tried, said
+
+
+def _figures(looks: Mapping[QuantSpec, Sequence[Snapshot]], title: str) -> list[tuple[str, str, Figure]]:
+    """Draw the return of the snapshots in validation."""
+    points = [
+        {"label": spec.precision, "updates": look.updates, **asdict(look.summary)}
+        for spec, snapshots in looks.items()
+        for look in snapshots
+    ]
+    curve = learning(points, [], {"updates": "updates"}, f"{title}: return of the snapshots, in validation")
+    return [("curve", "Mean return of each snapshot on validation's episodes, with its 95 % interval.", curve)]
 
 
 def _check_folder(config: DistillConfig) -> None:
@@ -212,10 +238,10 @@ def _row(
     snapshots: Sequence[Snapshot], exact: Evaluation | None, played: Evaluation | None, validation: Validation
 ) -> DistillRow:
     chosen, first, config = best(snapshots), snapshots[0], validation.recipe
-    row: dict[str, Any] = dict.fromkeys(field.name for field in fields(DistillRow))
+    row: dict[str, Any] = dict.fromkeys(field.name for field in fields(DistillRow)) | facts(snapshots)
     row |= {"precision": chosen.policy.spec.precision, "bits_of_layers": chosen.policy.bits_of_layers}
     row |= {"bits_mean": chosen.policy.mean_bits, "bytes_packed": len(artifact.to_bytes(chosen.policy))}
-    row |= {"measured": engines.load_fitting(chosen.policy).measured, **facts(snapshots)}
+    row |= {"measured": engines.load_fitting(chosen.policy).measured}
     if exact is None or played is None:
         row |= {"error_calibrated": first.error, "error": chosen.error, "episodes": 0, "margin_pct": config.margin}
         return DistillRow(**row)

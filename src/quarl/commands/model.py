@@ -105,11 +105,9 @@ def observations(file: Path, policy: Policy) -> Array:
         if not data.startswith((b"PK", b"\x93NUMPY")):
             raise QuarlError(f"{file} is not a .npy or .npz file: save the observations with numpy.save")
         arrays = read_npz(data, str(file)) if data[:2] == b"PK" else {"": read_npy(data, str(file))}
-    if policy.inputs and len(arrays) > 1:
-        return policy_rows(policy, arrays)[0]
-    if len(arrays) != 1:
+    if len(arrays) != 1 and not (policy.inputs and arrays):
         raise QuarlError(f"{file} holds {len(arrays)} arrays: save only the observations")
-    return policy_rows(policy, *arrays.values())[0]
+    return policy_rows(policy, arrays if len(arrays) > 1 else next(iter(arrays.values())))[0]
 
 
 def told(config: ModelConfig, policy: Policy, played: Evaluation | None, energy: Energy | None = None) -> schema.Told:

@@ -9,6 +9,7 @@ from pathlib import Path
 from quarl import energy
 from quarl.commands import model, terminal
 from quarl.config import PtqConfig
+from quarl.envs.environment import home_of
 from quarl.errors import QuarlError
 from quarl.files import staged
 from quarl.inspection import Layer, inspect
@@ -35,10 +36,12 @@ def run(config: PtqConfig) -> int:
     replaced: list[str] = []
     with staged(config.output, partial(model.list_replaced, config, replaced)) as folder:
         with energy.meter(config) as meter, terminal.progress(config.num_episodes) as progress:
-            cells, tried, said = choose(policy, config, progress, environment=environment)
+            cells, tried, said = choose(policy, environment or home_of(policy), config, progress)
         about = model.told(config, policy, cells[0].evaluation, meter.cost)
-        for cell in cells:
-            artifact.write(cell.policy, _path(cell, config, folder))
+        for cell in cells:  # of several schemes each has its file
+            alone = len(config.scheme) == 1 or cell.policy.spec.float_type
+            name = cell.row.precision if alone else f"{cell.row.precision}-{cell.row.scheme}"
+            artifact.write(cell.policy, folder / f"{name}.safetensors")
         rows = [cell.row for cell in cells]
         document, shown = model.keep(folder, PtqRow, rows, "Returns, latency and size", tried, **about)
         said += [*assessment.assess(document["rows"]), f"Measured with {about['statistics']}."]
@@ -78,13 +81,6 @@ def _draw(
         command=config.command_line(),
     )
     return config.output / "report.html"
-
-
-def _path(cell: Cell, config: PtqConfig, folder: Path) -> Path:
-    """Return the file of a quantized policy: its precision, followed by its scheme if there are several."""
-    alone = len(config.scheme) == 1 or cell.policy.spec.float_type
-    name = cell.row.precision if alone else f"{cell.row.precision}-{cell.row.scheme}"
-    return folder / f"{name}.safetensors"
 
 
 def _drawn_layers(cells: Sequence[Cell]) -> list[Layer]:

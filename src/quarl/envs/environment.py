@@ -36,6 +36,7 @@ from quarl.readers.zoo import PREPROCESSING, VEC_FRAME_STACK, Wrappers, wrappers
 P = TypeVar("P", bound=Policy)
 PREPROCESSED = (4, 84, 84)
 """Shape of observations of Atari games behind Stable-Baselines3's make_atari_env and VecFrameStack."""
+PREPROCESSING_WRAPPERS = wrappers_of(PREPROCESSING, Path("preprocessing"))
 Inside = Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]
 
 
@@ -284,7 +285,7 @@ def in_environment(
     if frames and all(name == VEC_FRAME_STACK for name, _ in environment.wrappers) and _is_game(environment):
         way = "Stable-Baselines3's preprocessing: AtariWrapper and 4 frames"
         note_once(f"uint8 {PREPROCESSED} on {chosen} is {way}")
-        environment = replace(environment, wrappers=wrappers_of(PREPROCESSING, Path(chosen)))
+        environment = replace(environment, wrappers=PREPROCESSING_WRAPPERS)
         policy = replace(policy, provenance=replace(policy.provenance, wrappers=environment.wrappers))
     return policy, lent or environment
 

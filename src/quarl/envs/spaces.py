@@ -72,13 +72,13 @@ def check_spaces(policy: Policy, env: gymnasium.Env[Any, Any]) -> None:
         raise _mismatch("observations", ours, name, env.observation_space, way)
     if not _actions_fit(policy, env.action_space):
         raise _mismatch("actions", _actions(policy), name, env.action_space, WAYS)
-    if is_masked(policy) and masks_of(policy, env) is None:
-        note_once(f"the policy may choose any action of {name}, because {UNMASKED}")
     if policy.head.zero_based:
         note_once(
             f"the actions of {name} begin at {policy.head.start}, but Stable-Baselines3 counts from 0: it gets "
             "numbers from 0, as in training"
         )
+    if is_masked(policy) and masks_of(policy, env) is None:
+        note_once(f"the policy may choose any action of {name}, because {UNMASKED}")
 
 
 def _check_inputs(policy: Policy, env: gymnasium.Env[Any, Any]) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from quarl import engines, formats
 from quarl.arrays import Array
 from quarl.calibration import Calibrated
-from quarl.envs.environment import Environment, home_of
+from quarl.envs.environment import Environment
 from quarl.errors import QuarlError
 from quarl.evaluation import Evaluation, evaluate, record
 from quarl.judging import judged
@@ -68,22 +68,32 @@ class AssignmentRow(Row):
 
 def choose(
     policy: Policy,
+    environment: Environment,
     asked: PtqSpec,
     progress: Callable[[str, int], None] = lambda label, done: None,
     distilled: Make | None = None,
-    environment: Environment | None = None,
 ) -> tuple[list[Cell], list[AssignmentRow], list[str]]:
-    """Cells of fp32 and the precisions, or with --auto of int8 and the best assignment; what was tried; what is to say.
+    """Measure a policy at its precisions, or with `auto` at int8 and at the best bits of its layers.
 
-    The best is the smallest, or fastest, that validation accepts and fresh episodes show to lose less than --max-loss.
-    QuarlError where they do not even show it of int8.
+    The best assignment is the smallest, or fastest, that validation accepts and fresh episodes show to lose less than
+    `max_loss`.
 
-    distilled: makes the policy of an assignment that validation does not accept as calibration leaves it.
-    environment: None is the policy's own.
+    Args:
+        policy: The policy in float32.
+        environment: The environment to play in.
+        asked: The precisions, or the loss that is allowed.
+        progress: Called with the precision and 1 for every finished episode.
+        distilled: Makes the policy of an assignment that validation rejects as calibration leaves it.
+
+    Returns:
+        The cells, fp32's first; the assignments that were tried; sentences about the choice.
+
+    Raises:
+        QuarlError: The episodes do not even show of int8 that it loses so little.
     """
     if not asked.auto:
-        return measure.measure(policy, asked.specs(), asked, progress, environment=environment), [], []
-    search = _Search(policy, environment or home_of(policy), asked, progress, distilled)
+        return measure.measure(policy, environment, asked.specs(), asked, progress), [], []
+    search = _Search(policy, environment, asked, progress, distilled)
     int8 = search.validate(search.int8, search.fewest)
     if search.needed(int8) > asked.most_episodes:
         raise search.refusal(int8)
@@ -196,12 +206,12 @@ class _Search:
         specs = list(dict.fromkeys((self.int8, spec)))
         cells = measure.measure(
             self.calibrated.policy,
+            self.environment,
             specs,
             fresh,
             self.progress,
             self.calibrated,
             lambda _, spec: self.made[spec],
-            self.environment,
         )
         self._keep("evaluation", cells[-1].policy, asdict(cells[-1].row), look.method)
         return cells

@@ -12,7 +12,7 @@ import numpy as np
 from quarl import engines, formats
 from quarl.arrays import Array
 from quarl.calibration import Calibrated, quantised
-from quarl.envs.environment import Environment, home_of
+from quarl.envs.environment import Environment
 from quarl.evaluation import Evaluation, evaluate, record
 from quarl.judging import judged, looks_of, until_judged
 from quarl.latency.timing import time_engines
@@ -113,21 +113,28 @@ Make = Callable[[Calibrated, QuantSpec], QuantizedPolicy]
 
 def measure(
     policy: Policy,
+    environment: Environment,
     specs: Sequence[QuantSpec],
     asked: PtqSpec,
     progress: Callable[[str, int], None] = lambda label, done: None,
     calibrated: Calibrated | None = None,
     make: Make = quantised,
-    environment: Environment | None = None,
 ) -> list[Cell]:
-    """Cells of fp32 and of every spec, in that order, each on the same episodes.
+    """Measure a policy in float32 and at every precision, each on the same episodes.
 
-    policy: in float32; without a `calibrated` of it, its calibration observations are recorded here.
-    asked: says on which engine and how many episodes; its precisions are not looked at.
-    progress: called with the precision and 1 for every finished episode.
-    make: gives the policy in a precision. environment: None is the policy's own.
+    Args:
+        policy: The policy in float32.
+        environment: The environment to play in.
+        specs: The precisions.
+        asked: The engine, the episodes and the margin; its own precisions are ignored.
+        progress: Called with the precision and 1 for every finished episode.
+        calibrated: The policy with its calibration observations; None records them here.
+        make: Quantizes the policy.
+
+    Returns:
+        A cell of fp32, then one of each precision, in their order.
     """
-    looks, environment = looks_of(asked), environment or home_of(policy)
+    looks = looks_of(asked)
     where: Any = {"seed": asked.seed, "environment": environment, "engine": asked.engine}
     if calibrated is None:
         calibrated = Calibrated(policy, record(policy, **where))

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from quarl.api import Agent, agent_of
 from quarl.arguments import check, checks_keywords
-from quarl.envs.environment import in_environment
+from quarl.envs.environment import home_of, in_environment
 from quarl.errors import QuarlError
 from quarl.policy.graph import is_quantized
 from quarl.post_training.layer_bits import choose
@@ -164,7 +164,7 @@ def ptq(
         max_episode_steps=max_episode_steps,
     )
     with progress(spec.num_episodes) as bar:
-        cells, _, _ = choose(policy, spec, bar, environment=environment)
+        cells, _, _ = choose(policy, environment or home_of(policy), spec, bar)
     return PtqTable(
         title=policy.provenance.title(cells[0].evaluation.env_id),
         rows=tuple(cell.row for cell in cells),
