@@ -28,6 +28,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 import agents
 from fidelity import sb3_model
 from quarl.calibration import quantize
+from quarl.envs.environment import home_of
 from quarl.envs.seeds import episode_seed
 from quarl.evaluation import evaluate
 from quarl.policy.graph import QuantizedPolicy
@@ -82,7 +83,7 @@ def compare(model: DQN, policy: QuantizedPolicy, num_envs: int, episodes: int, p
     equal = True
     for _ in range(pairs):
         us, returns = sb3_run(model, num_envs, episodes, monitor=True)
-        evaluation = evaluate(policy, episodes=episodes, batch=num_envs, env_id=ENV_ID)
+        evaluation = evaluate(policy, home_of(policy, ENV_ID), episodes=episodes, batch=num_envs)
         us_bare, _ = sb3_run(model, num_envs, episodes, monitor=False)
         theirs.append(us)
         bare.append(us_bare)

@@ -55,7 +55,8 @@ def clumsy(env_id: str, inputs: int, actions: int) -> QuantizedPolicy:
 
 
 def run(subject: QuantizedPolicy, **options: Any) -> Evaluation:
-    return evaluate(subject, **({"engine": "reference"} | options))
+    environment = home_of(subject, options.pop("env_id", None))
+    return evaluate(subject, environment, **({"engine": "reference"} | options))
 
 
 def assert_same_episodes(ours: Evaluation, other: Evaluation) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
-import inspect
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import gymnasium
 from numpy.typing import ArrayLike
@@ -21,8 +19,10 @@ from quarl.arguments import arranged, check, checks_keywords, policy_rows
 from quarl.arrays import Array
 from quarl.calibration import quantize
 from quarl.engines import Engine
-from quarl.envs.environment import in_environment
+from quarl.envs.environment import EnvironmentKeywords, in_environment
 from quarl.envs.masks import allowed, is_masked
+from quarl.envs.rollout import Episode
+from quarl.envs.seeds import Stream
 from quarl.errors import QuarlError, UnsupportedError, extras, note
 from quarl.files import write_bytes
 from quarl.policy import artifact
@@ -41,27 +41,10 @@ if TYPE_CHECKING:
 
     from quarl.distillation.rounds import Snapshot
 
-P = ParamSpec("P")
-R = TypeVar("R")
 KEPT_ENGINES = 4
 """Of an agent, one for each batch size that it was asked for lately."""
 OWN = ("", ".safetensors", ".quarl")
 """Suffixes of QuaRL's artefact; "": a name without one stays as it is."""
-
-
-def _of_agent(
-    function: Callable[Concatenate[QuantizedPolicy, P], R],
-) -> Callable[Concatenate[Agent | str | os.PathLike[str], P], R]:
-    """The function of an agent, or of the path of one, in place of its policy; all else about it is the same."""
-
-    @functools.wraps(function)
-    def call(agent: Agent | str | os.PathLike[str], /, *args: P.args, **keywords: P.kwargs) -> R:
-        return function(agent_of(agent, keywords.get("frame_stack"))._quantized(), *args, **keywords)
-
-    policy, *others = inspect.signature(function).parameters.values()
-    first = policy.replace(name="agent", annotation="Agent | str | os.PathLike[str]", kind=policy.POSITIONAL_ONLY)
-    call.__signature__ = inspect.signature(function).replace(parameters=[first, *others])  # type: ignore[attr-defined]
-    return call
 
 
 class Agent:
@@ -141,15 +124,10 @@ class Agent:
         precision: str | int = "int8",
         *,
         observations: ArrayLike | dict[str, Array] | None = None,
-        env_id: str | None = None,
         scheme: str = "default",
         mode: Mode = "dynamic",
         seed: int = 0,
-        env_kwargs: Mapping[str, Any] | None = None,
-        wrappers: Sequence[Any] | None = None,
-        frame_stack: int | None = None,
-        max_episode_steps: int | None = None,
-        env: gymnasium.Env[Any, Any] | None = None,
+        **where: Unpack[EnvironmentKeywords],
     ) -> Agent:
         """A new agent in that precision: "int8", "int4", "int4e8" (8 bits in the first and the last layers), "fp16",
         "w4a8", or a number of bits.
@@ -174,15 +152,7 @@ class Agent:
                 return self
             raise QuarlError(f"this policy is {own.in_words} already; quantize the fp32 one")
         spec = QuantSpec.parse(precision, scheme=scheme, mode=mode)
-        policy, environment = in_environment(
-            self.policy,
-            env_id,
-            env=env,
-            env_kwargs=env_kwargs,
-            wrappers=wrappers,
-            frame_stack=frame_stack,
-            max_episode_steps=max_episode_steps,
-        )
+        policy, environment = in_environment(self.policy, **where)
         if observations is None and spec.needs_observations:
             observations = evaluation.record(policy, seed=seed, environment=environment)
         given = None if observations is None else arranged(policy, observations)[0]
@@ -196,7 +166,6 @@ class Agent:
         precision: str | int = 4,
         *,
         observations: ArrayLike | dict[str, Array] | None = None,
-        env_id: str | None = None,
         mode: Mode = "dynamic",
         rounds: int = DistillSpec.rounds,
         updates: int = DistillSpec.updates,
@@ -205,11 +174,7 @@ class Agent:
         margin: float = DistillSpec.margin,
         budget: int | str | None = None,
         seed: int = 0,
-        env_kwargs: Mapping[str, Any] | None = None,
-        wrappers: Sequence[Any] | None = None,
-        frame_stack: int | None = None,
-        max_episode_steps: int | None = None,
-        env: gymnasium.Env[Any, Any] | None = None,
+        **where: Unpack[EnvironmentKeywords],
     ) -> Distilled:
         """The agent in 2 to 8 bits, which learned what it does in float, and the snapshots of which it is the best.
 
@@ -229,22 +194,14 @@ class Agent:
             from quarl.distillation import rounds as recipes
             from quarl.distillation.validation import Validation
 
-        policy = agent_of(agent, frame_stack).policy
+        policy = agent_of(agent, where.get("frame_stack")).policy
         if is_quantized(policy):
             raise QuarlError(f"this policy is {policy.spec.precision} already; distil the fp32 one")
         told: Any = {"rounds": rounds, "updates": updates, "states": states, "validation": validation}
         told |= {"bits": (str(precision),), "mode": mode, "margin": margin, "seed": seed}
         recipe = DistillSpec(budget=None if budget is None else str(budget), **told)
         check(recipe, {"bits": "precision"})
-        policy, environment = in_environment(
-            policy,
-            env_id,
-            env=env,
-            env_kwargs=env_kwargs,
-            wrappers=wrappers,
-            frame_stack=frame_stack,
-            max_episode_steps=max_episode_steps,
-        )
+        policy, environment = in_environment(policy, **where)
         given = None if observations is None else policy_rows(policy, observations)[0]
         (spec,), looks = recipe.specs(), Validation(policy, recipe, given, environment)
         snapshots = tuple(recipes.distill(looks.calibrated(), spec, looks))
@@ -288,7 +245,56 @@ class Agent:
         actions = self.policy.head(outputs)
         return (actions[0] if single else actions), None
 
-    evaluate = _of_agent(checks_keywords(evaluation.evaluate))
+    @checks_keywords
+    def evaluate(
+        agent: Agent | str | os.PathLike[str],
+        *,
+        episodes: int = 100,
+        first: int = 0,
+        seed: int = 0,
+        engine: str | Engine = "litert",
+        batch: int = 16,
+        stochastic: bool | None = None,
+        num_workers: int = 1,
+        stream: Stream = "evaluation",
+        progress: Callable[[Episode], None] | None = None,
+        **where: Unpack[EnvironmentKeywords],
+    ) -> evaluation.Evaluation:
+        """Play episodes; their returns depend on the policy, the environment and `seed`, on nothing else.
+
+        QuarlError where there is no such environment, or it is none for this policy.
+
+        first: number of the first episode; those of a seed go on behind any that were played.
+        env_id: None plays what the policy was trained on.
+        env_kwargs: arguments of the environment over those that the policy knows of.
+        wrappers: in place of the policy's, the outermost last: names, as in "AtariWrapper", or (name, arguments).
+        frame_stack: observations that are stacked, in place of what the policy says; 1 stacks none.
+        max_episode_steps: the time limit, in place of the policy's or the registered one.
+        engine: a name, or one that is loaded: then its batch is played, in this process.
+        batch: episodes played side by side, in one call of the engine per step.
+        stochastic: None follows the zoo's convention for this agent.
+        num_workers: processes that share the episodes; worth it where a step of the environment is slow.
+        progress: called with every finished episode, in the order they finish.
+        env: the environment to play in, one episode after the other, instead of new ones; it is not closed. `env_id`
+        beside it is the name that results have for it.
+
+        >>> quarl.evaluate(agent, episodes=5, seed=1).returns
+        array([500., 500., 500., 500., 500.])
+        """
+        policy, environment = in_environment(agent_of(agent, where.get("frame_stack"))._quantized(), **where)
+        return evaluation.evaluate(
+            policy,
+            environment,
+            episodes=episodes,
+            first=first,
+            seed=seed,
+            engine=engine,
+            batch=batch,
+            stochastic=stochastic,
+            num_workers=num_workers,
+            stream=stream,
+            progress=progress,
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes QuaRL's artefact (.safetensors, .quarl or no suffix), or a .tflite or .onnx file for other runtimes.
@@ -340,13 +346,8 @@ class Agent:
         precision: str | int | None = None,
         mode: Mode | None = None,
         observations: ArrayLike | dict[str, Array] | None = None,
-        env_id: str | None = None,
         seed: int = 0,
-        env_kwargs: Mapping[str, Any] | None = None,
-        wrappers: Sequence[Any] | None = None,
-        frame_stack: int | None = None,
-        max_episode_steps: int | None = None,
-        env: gymnasium.Env[Any, Any] | None = None,
+        **where: Unpack[EnvironmentKeywords],
     ) -> dict[str, Any]:
         """Writes the folder of `quarl export`: the file of a target, its contract, golden vectors and how to call it.
 
@@ -362,15 +363,7 @@ class Agent:
         >>> agent.export("tflite", "cartpole")["arithmetic"]
         'f32-rne'
         """
-        policy, environment = in_environment(
-            self.policy,
-            env_id,
-            env=env,
-            env_kwargs=env_kwargs,
-            wrappers=wrappers,
-            frame_stack=frame_stack,
-            max_episode_steps=max_episode_steps,
-        )
+        policy, environment = in_environment(self.policy, **where)
         given = None if observations is None else policy_rows(policy, observations)[0]
         about: Any = {"observations": given, "environment": environment, "seed": seed}
         exported = exporting.quantised(policy, target, precision, mode, **about)

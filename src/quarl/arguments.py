@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from inspect import Parameter
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from quarl.arrays import Array
+from quarl.envs.environment import EnvironmentKeywords
 from quarl.errors import QuarlError, did_you_mean
 from quarl.policy.graph import Policy
 from quarl.policy.inputs import flatten, has_channels_last
@@ -26,9 +28,17 @@ CALLED = {
 
 
 def checks_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, which refuses a keyword that it has not with a line that names the one that was meant."""
-    names = list(inspect.signature(function).parameters)
-    keywords = names[1:]  # the first is the agent, or where it lies
+    """Wrap `function` so that an unknown keyword raises `QuarlError` and suggests the closest name.
+
+    Its signature lists the keywords of an environment one by one.
+    """
+    signature = inspect.signature(function)
+    parameters = [each for each in signature.parameters.values() if each.kind != each.VAR_KEYWORD]
+    if len(parameters) < len(signature.parameters):
+        kinds = EnvironmentKeywords.__annotations__.items()
+        parameters += [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in kinds]
+    names = [each.name for each in parameters]
+    keywords = names[1:]  # the first is the agent, or its path
 
     @functools.wraps(function)
     def checked(*args: P.args, **given: P.kwargs) -> R:
@@ -40,6 +50,7 @@ def checks_keywords(function: Callable[P, R]) -> Callable[P, R]:
                 raise QuarlError(f"{what} (known: {', '.join(keywords)})")
         return function(*args, **given)
 
+    checked.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return checked
 
 

@@ -5,21 +5,20 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import gymnasium
 import numpy as np
 
 from quarl import engines, stats
 from quarl.arrays import Array
 from quarl.calibration import quantize
 from quarl.engines import Engine, sound
-from quarl.envs.environment import Environment, home_of, in_environment
+from quarl.envs.environment import Environment, home_of
 from quarl.envs.rollout import Episode, Play, play
 from quarl.envs.seeds import Stream
-from quarl.episodes import Job, in_processes
+from quarl.episodes import Clock, Job, in_processes
 from quarl.errors import QuarlError, UnsupportedError, detail, note
 from quarl.policy.graph import Policy, QuantizedPolicy, shapes
 from quarl.quant.spec import EXACT
@@ -101,43 +100,38 @@ class Evaluation:
 
 def evaluate(
     policy: QuantizedPolicy,
+    environment: Environment | None = None,
     *,
     episodes: int = 100,
     first: int = 0,
     seed: int = 0,
-    env_id: str | None = None,
-    env_kwargs: Mapping[str, Any] | None = None,
-    wrappers: Sequence[Any] | None = None,
-    frame_stack: int | None = None,
-    max_episode_steps: int | None = None,
     engine: str | Engine = "litert",
     batch: int = 16,
     stochastic: bool | None = None,
     num_workers: int = 1,
     stream: Stream = "evaluation",
     progress: Callable[[Episode], None] | None = None,
-    env: gymnasium.Env[Any, Any] | Environment | None = None,
 ) -> Evaluation:
-    """Returns of `episodes` episodes; they depend on the policy, the environment and `seed`, on nothing else.
+    """Play episodes; their returns depend on the policy, the environment and the seed, on nothing else.
 
-    QuarlError where there is no such environment, or it is none for this policy.
+    Args:
+        policy: The policy.
+        environment: The environment to play in; None is the policy's own.
+        episodes: How many.
+        first: Number of the first episode; those of a seed continue the ones that were played.
+        seed: Seed of the episodes.
+        engine: A name, or an engine that is loaded: then its batch is played, in this process.
+        batch: Episodes played side by side, in one call of the engine per step.
+        stochastic: Whether actions are sampled; None follows the zoo's convention for this agent.
+        num_workers: Processes that share the episodes.
+        stream: Purpose of the episodes, which keeps their seeds apart from others.
+        progress: Called with every finished episode, in the order they finish.
 
-    first: number of the first episode; those of a seed go on behind any that were played.
-    env_id: None plays what the policy was trained on.
-    env_kwargs: arguments of the environment over those that the policy knows of.
-    wrappers: in place of the policy's, the outermost last: names, as in "AtariWrapper", or (name, arguments).
-    frame_stack: observations that are stacked, in place of what the policy says; 1 stacks none.
-    max_episode_steps: the time limit, in place of the policy's or the registered one.
-    engine: a name, or one that is loaded: then its batch is played, in this process.
-    batch: episodes played side by side, in one call of the engine per step.
-    stochastic: None follows the zoo's convention for this agent.
-    num_workers: processes that share the episodes; worth it where a step of the environment is slow.
-    progress: called with every finished episode, in the order they finish.
-    env: the environment to play in, one episode after the other, instead of new ones; it is not closed. `env_id`
-    beside it is the name that results have for it. An `Environment` of quarl.envs is the whole description.
+    Returns:
+        The returns, episode by episode.
 
-    >>> quarl.evaluate(agent, episodes=5, seed=1).returns
-    array([500., 500., 500., 500., 500.])
+    Raises:
+        QuarlError: The environment does not exist or does not fit the policy, or a number is out of range.
     """
     if not isinstance(engine, str):
         batch, num_workers = engine.batch, 1
@@ -147,6 +141,19 @@ def evaluate(
     for name, value in (("seed", seed), ("first", first)):
         if _whole(name, value) < 0:
             raise QuarlError(f"{name} must not be negative, got {value}")
+    if stochastic and policy.head.kind == "argmax" and (algo := policy.provenance.algo) in SCORING:
+        raise UnsupportedError(f"{algo} has values of actions and no distribution of them; drop --stochastic")
+    environment = environment or home_of(policy)
+    num_workers = environment.at_once(min(num_workers, episodes))
+    job = Job(
+        policy=policy,
+        engine=engine,
+        batch=min(batch, environment.at_once(-(-episodes // num_workers))) if isinstance(engine, str) else batch,
+        stream=stream,
+        seed=seed,
+        stochastic=policy.provenance.stochastic if stochastic is None else stochastic,
+        **environment.playing(policy),
+    )
     finished: list[Episode] = []
 
     def report(episode: Episode) -> None:
@@ -154,59 +161,41 @@ def evaluate(
         if progress is not None:
             progress(episode)
 
-    if stochastic and policy.head.kind == "argmax" and (algo := policy.provenance.algo) in SCORING:
-        raise UnsupportedError(f"{algo} has values of actions and no distribution of them; drop --stochastic")
     indices = range(first, first + episodes)
-    if not isinstance(env, Environment):
-        policy, described = in_environment(
-            policy,
-            env_id,
-            env=env,
-            env_kwargs=env_kwargs,
-            wrappers=wrappers,
-            frame_stack=frame_stack,
-            max_episode_steps=max_episode_steps,
-        )
-        env = described or home_of(policy)
-    num_workers = env.at_once(min(num_workers, episodes))
-    job = Job(
-        policy=policy,
-        engine=engine,
-        batch=min(batch, env.at_once(-(-episodes // num_workers))) if isinstance(engine, str) else batch,
-        stream=stream,
-        seed=seed,
-        stochastic=policy.provenance.stochastic if stochastic is None else stochastic,
-        **env.playing(policy),
-    )
     clocks = (
         [job.play(indices, report)]
         if num_workers == 1
         else in_processes(job, [indices[start::num_workers] for start in range(num_workers)], report)
     )
-    finished.sort(key=lambda episode: episode.index)
-    broken = sum(not np.isfinite(episode.total) for episode in finished)
+    return _evaluation(job, environment.env_id, finished, clocks)
+
+
+def _evaluation(job: Job, env_id: str, finished: list[Episode], clocks: Sequence[Clock]) -> Evaluation:
+    """Put the finished episodes in order; refuse returns that are not finite."""
+    episodes = sorted(finished, key=lambda episode: episode.index)
+    broken = sum(not np.isfinite(episode.total) for episode in episodes)
     if broken:
         raise QuarlError(
-            f"{env.env_id} gave rewards that are NaN or infinite, in {broken} of {episodes} episodes: mend its "
+            f"{env_id} gave rewards that are NaN or infinite, in {broken} of {len(episodes)} episodes: mend its "
             "rewards, or play another environment"
         )
-    successes = [episode.success for episode in finished]
+    successes = [episode.success for episode in episodes]
     evaluation = Evaluation(
-        env_id=env.env_id,
-        engine=engine if isinstance(engine, str) else engine.name,
+        env_id=env_id,
+        engine=job.engine if isinstance(job.engine, str) else job.engine.name,
         measured=clocks[0].measured,
         stochastic=job.stochastic,
-        seed=seed,
-        returns=np.array([episode.total for episode in finished]),
-        lengths=np.array([episode.length for episode in finished]),
-        seeds=np.array([episode.seed for episode in finished]),
+        seed=job.seed,
+        returns=np.array([episode.total for episode in episodes]),
+        lengths=np.array([episode.length for episode in episodes]),
+        seeds=np.array([episode.seed for episode in episodes]),
         successes=None if None in successes else np.array(successes),
         wall_s=max(clock.wall_s for clock in clocks),
         engine_s=sum(clock.engine_s for clock in clocks),
     )
-    played = f"{episodes} episodes of {env.env_id} in {evaluation.num_steps:,} steps and {evaluation.wall_s:.2f} s"
+    played = f"{len(episodes)} episodes of {env_id} in {evaluation.num_steps:,} steps and {evaluation.wall_s:.2f} s"
     kernels = f"{'measured' if evaluation.measured else 'simulated'} on {evaluation.engine}"
-    detail(f"played {played}: {policy.spec.precision} {kernels}, seeds of {stream} {seed}")
+    detail(f"played {played}: {job.policy.spec.precision} {kernels}, seeds of {job.stream} {job.seed}")
     return evaluation
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import difficult_environments
-from quarl import engines
+from quarl import Agent, engines
 from quarl.__main__ import main
 from quarl.envs import Environment
 from quarl.envs.checked import BrokenEnvironmentError, Checked
 from quarl.errors import QuarlError, note_once
-from quarl.evaluation import evaluate, record
+from quarl.evaluation import record
 from quarl.policy import artifact
 from quarl.policy.graph import ActionHead, Policy, QuantizedPolicy
 from quarl.policy.operators import Dense
@@ -43,7 +43,8 @@ FAULTS = {
 
 
 def played(name, **options):
-    return evaluate(TO_THE_MIDDLE, env_id=f"{HERE}{name}-v0", engine="reference", **{"episodes": 3} | options)
+    agent = Agent(TO_THE_MIDDLE)
+    return agent.evaluate(env_id=f"{HERE}{name}-v0", engine="reference", **{"episodes": 3} | options)
 
 
 @pytest.mark.parametrize("name", FAULTS)

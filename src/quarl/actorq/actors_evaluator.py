@@ -123,7 +123,7 @@ class ActorsEvaluator(Evaluator):
         if not episodes:
             return {}
         seed = 1000 * self.config.seed + len(self.entries)
-        played = self.play(policy, env=self._environment, episodes=episodes, seed=seed, stochastic=False)
+        played = self.play(policy, environment=self._environment, episodes=episodes, seed=seed, stochastic=False)
         record_evaluation(self.logger, played, name.removeprefix("return"))
         summary = stats.summary(played.returns, np.random.default_rng(0))
         return {name: summary.mean, f"{name}_low": summary.ci_low, f"{name}_high": summary.ci_high}

@@ -70,7 +70,7 @@ def run(config: EvalConfig) -> None:
             exact,
             episodes=config.episodes,
             seed=config.seed,
-            env=environment,
+            environment=environment,
             engine=engine,
             batch=config.batch,
             stochastic=True if config.stochastic else False if config.deterministic or is_exported else None,

@@ -84,5 +84,5 @@ class Validation:
     def play(self, policy: QuantizedPolicy, **fresh: int) -> Evaluation:
         """Play validation's episodes, or fresh ones with the number and seed given as keywords of `evaluate`."""
         looked = {"episodes": self.recipe.validation, "stream": "validation"}
-        asked: dict[str, Any] = {"seed": self.recipe.seed, "env": self.environment, **(fresh or looked)}
+        asked: dict[str, Any] = {"seed": self.recipe.seed, "environment": self.environment, **(fresh or looked)}
         return evaluate(policy, **asked, engine=engines.load_fitting(policy).name)

@@ -13,7 +13,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
@@ -38,6 +38,17 @@ PREPROCESSED = (4, 84, 84)
 """Shape of observations of Atari games behind Stable-Baselines3's make_atari_env and VecFrameStack."""
 PREPROCESSING_WRAPPERS = wrappers_of(PREPROCESSING, Path("preprocessing"))
 Inside = Callable[[gymnasium.Env[Any, Any]], gymnasium.Env[Any, Any]]
+
+
+class EnvironmentKeywords(TypedDict, total=False):
+    """Keywords of functions in Python that play in an environment; the guide explains them."""
+
+    env_id: str | None
+    env_kwargs: Mapping[str, Any] | None
+    wrappers: Sequence[Any] | None
+    frame_stack: int | None
+    max_episode_steps: int | None
+    env: gymnasium.Env[Any, Any] | None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -184,7 +184,7 @@ def _regenerated(
 
 def _return(policy: QuantizedPolicy, engine: Any, episodes: int, seed: int, home: Environment) -> Array:
     """Return the returns [episodes] of the greedy actions."""
-    return evaluate(policy, engine=engine, episodes=episodes, seed=seed, env=home, stochastic=False).returns
+    return evaluate(policy, engine=engine, episodes=episodes, seed=seed, environment=home, stochastic=False).returns
 
 
 def _judged(runtime: Runtime, played: Array, baseline: Array | None, margin_pct: float, seed: int) -> VerifyRow:

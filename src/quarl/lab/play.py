@@ -55,7 +55,7 @@ def returns(policy: QuantizedPolicy, work: Mapping[str, Any], environment: Envir
         policy,
         episodes=work["episodes"],
         seed=work["seed"],
-        env=environment,
+        environment=environment,
         engine=engine.name,
         batch=-(-work["episodes"] // waves),
         stochastic=False if work.get("deterministic") else None,

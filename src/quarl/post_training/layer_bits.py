@@ -151,7 +151,7 @@ class _Search:
         met = partial(record, policy, environment=environment, **where)
         self.environment, self.calibrated, self.states = environment, Calibrated(policy, met()), met(stream="fidelity")
         where |= {"progress": lambda episode: progress("validation", 1), "num_workers": asked.workers}
-        play: Callable[..., Evaluation] = partial(evaluate, env=environment, stream="validation", **where)
+        play: Callable[..., Evaluation] = partial(evaluate, environment=environment, stream="validation", **where)
         self.quantize, self.distilled = cache(self.calibrated.quantize), distilled
         self.made = {EXACT: self.quantize(EXACT)}
         """What validation looked at last."""

@@ -146,7 +146,7 @@ def measure(
             evaluate,
             each,
             seed=asked.seed,
-            env=environment,
+            environment=environment,
             engine=engine.name,
             num_workers=asked.workers,
             progress=partial(lambda label, episode: progress(label, 1), each.spec.precision),

@@ -6,14 +6,13 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
-import gymnasium
 from rich.console import Console
 
 from quarl.api import Agent, agent_of
 from quarl.arguments import check, checks_keywords
-from quarl.envs.environment import home_of, in_environment
+from quarl.envs.environment import EnvironmentKeywords, home_of, in_environment
 from quarl.errors import QuarlError
 from quarl.policy.graph import is_quantized
 from quarl.post_training.layer_bits import choose
@@ -107,14 +106,9 @@ def ptq(
     max_episodes: int | None = None,
     seed: int = 0,
     engine: EngineName = "litert",
-    env_id: str | None = None,
-    env_kwargs: Mapping[str, Any] | None = None,
-    wrappers: Sequence[Any] | None = None,
-    frame_stack: int | None = None,
-    max_episode_steps: int | None = None,
     num_workers: int = 1,
     edge_bits: int | str = PtqSpec.edge_bits,
-    env: gymnasium.Env[Any, Any] | None = None,
+    **where: Unpack[EnvironmentKeywords],
 ) -> PtqTable:
     """The table that `quarl ptq` prints: return, error, verdict, latency and size of the agent at each precision.
 
@@ -132,7 +126,7 @@ def ptq(
     >>> table.agents["int2e8"]
     Agent(dqn CartPole-v1, int2e8 dynamic, 4-256-256-2, 67,072 weights)
     """
-    policy = agent_of(agent, frame_stack).policy
+    policy = agent_of(agent, where.get("frame_stack")).policy
     if is_quantized(policy):
         raise QuarlError(f"this policy is {policy.spec.precision} already; measure the fp32 one")
     words = [precisions] if isinstance(precisions, str | int) else precisions
@@ -154,15 +148,7 @@ def ptq(
         seed=seed,
     )
     check(spec, KEYWORDS)
-    policy, environment = in_environment(
-        policy,
-        env_id,
-        env=env,
-        env_kwargs=env_kwargs,
-        wrappers=wrappers,
-        frame_stack=frame_stack,
-        max_episode_steps=max_episode_steps,
-    )
+    policy, environment = in_environment(policy, **where)
     with progress(spec.num_episodes) as bar:
         cells, _, _ = choose(policy, environment or home_of(policy), spec, bar)
     return PtqTable(

@@ -185,7 +185,7 @@ class BestEvaluator(Evaluator):
             seed=self.config.seed,
             engine=engines.load_fitting(policy).name,
             stream=stream,
-            env=replace(self.environment, lent=self._borrowed(policy)),
+            environment=replace(self.environment, lent=self._borrowed(policy)),
         )
 
     @property
