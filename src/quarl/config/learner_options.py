@@ -134,19 +134,19 @@ def unknown_algorithm(algo: str, known: tuple[str, ...]) -> str:
     return f"unknown algorithm {algo!r}{did_you_mean(algo.lower(), known)} (known: {', '.join(known)})"
 
 
-def plain(value: Any) -> Any:
+def yaml_values(value: Any) -> Any:
     """Return the value in YAML's own types."""
     if isinstance(value, Mapping):
-        return {key: plain(entry) for key, entry in value.items()}
+        return {key: yaml_values(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(entry) for entry in value]
+        return [yaml_values(entry) for entry in value]
     return str(value) if isinstance(value, Path) else value
 
 
 def options_of(config: Config) -> dict[str, Any]:
     """Return the options by name, in YAML's own types."""
     names = [field.name for field in dataclasses.fields(config) if field.name not in LOUDNESS]
-    return {name: plain(getattr(config, name)) for name in names}
+    return {name: yaml_values(getattr(config, name)) for name in names}
 
 
 def completed(config: L, saved: Mapping[str, Any], source: Path) -> L:

@@ -23,7 +23,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 
 from quarl.algorithms.clocks import CLOCK
 from quarl.arrays import Array
-from quarl.config.learner_options import LearnerOptions, options_of, plain
+from quarl.config.learner_options import LearnerOptions, options_of, yaml_values
 from quarl.errors import NothingSavedError, QuarlError
 from quarl.files import write_bytes
 from quarl.inert.npz import read_npz
@@ -125,7 +125,7 @@ class RunFolder:
         self._write_yaml({**options_of(config), **options}, self.options)
 
     def _write_yaml(self, values: Mapping[str, Any], path: Path) -> None:
-        write_bytes(yaml.safe_dump(plain(dict(values)), sort_keys=True).encode(), path)
+        write_bytes(yaml.safe_dump(yaml_values(dict(values)), sort_keys=True).encode(), path)
 
     def checkpoints(self) -> list[str]:
         """Return the names of the existing checkpoints, oldest first."""
@@ -153,10 +153,10 @@ class RunFolder:
             QuarlError: A weight is NaN or infinite.
         """
         path = checkpoint.export(self.path, model, name or self.agent.name, exclude=(*PATCHED, *exclude))
-        if self.settings != self.path:
-            checkpoint.export_statistics(self.settings / "vecnormalize.pkl", model)
-        if self.settings == self.path or path != self.agent:
-            checkpoint.export_statistics(own_statistics(path), model)
+        shared = [self.settings / "vecnormalize.pkl"] if self.settings != self.path else []
+        own = [own_statistics(path)] if not shared or path != self.agent else []
+        for statistics in (*shared, *own):
+            checkpoint.export_statistics(statistics, model)
         return path
 
     def write_best(self, model: BaseAlgorithm, mean: float, integers: QuantizedPolicy | None) -> None:

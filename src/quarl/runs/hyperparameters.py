@@ -111,19 +111,19 @@ def interpret(written: Mapping[str, Any], where: Path) -> Recipe:
     policy = left.pop("policy", None)
     if policy is not None and policy not in POLICIES:
         raise UnsupportedError(f"{where}: policy {str(policy)[:60]!r} is not supported; {' and '.join(POLICIES)} are")
-    # environments: wrappers, stacked frames, normalization
-    environment, stack = EnvironmentOptions.written(left, where), left.get("frame_stack", 0)
-    kind, std = left.pop("noise_type", None), left.pop("noise_std", None)
-    normalize = _normalize(left.pop("normalize", False), left.get("gamma"), where)
-    if stack and normalize is not None and normalize.get("norm_obs", True):
-        raise UnsupportedError(
-            f"{where}: frames are stacked as they are, not normalized; drop frame_stack with frame_stack:0, or write "
-            "normalize:dict(norm_obs=False)"
-        )
     n_timesteps = _count(left.pop("n_timesteps", 0), "n_timesteps", where)
     n_envs = _count(left.pop("n_envs", 1), "n_envs", where)
     if n_envs > MAX_ENVIRONMENTS:
         raise QuarlError(f"{where}: n_envs is {n_envs:,}, more than {MAX_ENVIRONMENTS:,}")
+    # environments: wrappers, stacked frames, normalization
+    kind, std = left.pop("noise_type", None), left.pop("noise_std", None)
+    normalize = _normalize(left.pop("normalize", False), left.get("gamma"), where)
+    environment = EnvironmentOptions.written(left, where)
+    if left.get("frame_stack", 0) and normalize is not None and normalize.get("norm_obs", True):
+        raise UnsupportedError(
+            f"{where}: frames are stacked as they are, not normalized; drop frame_stack with frame_stack:0, or write "
+            "normalize:dict(norm_obs=False)"
+        )
     # all remaining values are arguments of the learner
     return Recipe(
         n_timesteps=n_timesteps,

@@ -67,9 +67,9 @@ class Training:
             self.clock_before = self.checkpointer.resume() if config.resume else 0.0
             self.steps_before = self.model.num_timesteps
             # options with no effect
-            check_updates(self.model, self.n_timesteps)
             if config.quant_delay is not None:
                 check_delay(self.model, config.quant_delay, self.steps_before, self.n_timesteps)
+            check_updates(self.model, self.n_timesteps)
             check_tracking(config.track)
             self.updates_before = 0.0
             if config.resume:
@@ -222,10 +222,10 @@ class Training:
                 "resume it with more, as in -n " + str(2 * self.n_timesteps)
             )
         self._notes.append(f"{standing(self.model)}{hold(self.model, self.n_timesteps)}")
-        self._describe(self.folder())
-        if rows := read_rows(self.folder().metrics, steps, ("clock_s", "update_s")):
+        self._describe(run := self.folder())
+        if rows := read_rows(run.metrics, steps, ("clock_s", "update_s")):
             self.updates_before = rows[-1]["update_s"]
-            self._files.write(lambda: write_rows(self.folder().metrics, rows))
+            self._files.write(lambda: write_rows(run.metrics, rows))
 
     def _describe(self, folder: RunFolder) -> None:
         written = self.options.written
