@@ -30,7 +30,7 @@ def test_three_convolutions_of_the_same_width_and_a_dense_layer():
 
 @pytest.mark.parametrize("shape", [(4, 20, 20), (8,)])
 def test_what_it_cannot_see_is_one_line(shape):
-    with pytest.raises(QuarlError, match=r"too small|reads images"):
+    with pytest.raises(QuarlError, match=r"too small|requires images"):
         WideCNN(gymnasium.spaces.Box(0, 255, shape, np.uint8))
 
 
