@@ -186,7 +186,7 @@ def test_the_first_ctrl_c_says_how_to_leave_at_once(capfd, monkeypatch):
         stop_at(patched, 16)
         assert main(words("a2c", "CartPole-v1", 64)) == 130
     said = capfd.readouterr().err
-    assert "quarl: stopping: the update ends and is saved; repeat the signal after 3 s to exit at once\n" in said
+    assert "quarl: stopping: the update is finished and saved; repeat the signal after 3 s to exit at once\n" in said
 
 
 @pytest.mark.parametrize(
