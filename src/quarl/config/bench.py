@@ -26,7 +26,7 @@ class LatencyConfig(MeteredConfig):
     )
 
     what: Positional[Annotated[Literal["latency"], shown("latency")]] = "latency"
-    """What to measure; ActorQ and mixed precision are measured by `quarl study run`."""
+    """Benchmark to run; ActorQ and mixed precision are measured by `quarl study run`."""
     model: Positional[Annotated[tuple[str, ...], shown("[MODEL|FILE ...]")]] = ()
     """Policies as for other verbs, and .tflite and .onnx files of quarl export; omit them to use --widths."""
     bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION] = ("fp32", "int8", "int4e8")

@@ -52,7 +52,7 @@ MOVED: Mapping[tuple[str, ...], str] = {
     ("bench", "actorq"): "actorq-throughput.yml, or actorq-time-to-reward.yml",
     ("bench", "mixed-precision"): "mixed-precision-updates.yml",
 }
-"""Former verbs, and the studies that measure what they measured."""
+"""Former verbs, and the studies that replace them."""
 NUMBERS = ConstructorRegistry()
 """Registry of conversions from words to numbers."""
 
