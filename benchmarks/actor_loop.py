@@ -1,4 +1,4 @@
-"""Microseconds of an actor's loop a step, beside environment and engine: python benchmarks/actor_loop.py --help"""
+"""Microseconds per step of an actor's loop, besides environment and engine: python benchmarks/actor_loop.py --help"""
 
 import argparse
 import contextlib
@@ -23,7 +23,7 @@ EPISODE, ROUND = 200, 512
 
 
 class Stub(gymnasium.Env[Any, Any]):
-    """CartPole's spaces, and episodes of 200 steps."""
+    """CartPole's spaces, with episodes of 200 steps."""
 
     def __init__(self) -> None:
         self.steps, self.seen = 0, np.zeros(4, np.float32)
@@ -37,7 +37,7 @@ class Stub(gymnasium.Env[Any, Any]):
 
 
 class StubEngine:
-    """Scores that are there already."""
+    """An engine that returns precomputed scores."""
 
     def __init__(self, num_envs: int) -> None:
         self.scores = np.random.default_rng(0).normal(size=(num_envs, 2)).astype(np.float32)
@@ -48,7 +48,7 @@ class StubEngine:
 
 @contextlib.contextmanager
 def acting(num_envs: int) -> Iterator[tuple[LocalChannel, actor.ActorLoop]]:
-    """A channel and an actor beside which nothing is at work."""
+    """A channel and an actor without other processes."""
     world = gymnasium.make("CartPole-v1")
     channel = LocalChannel.create(1, 1, segment_dtype(world.observation_space, world.action_space), 2 * ROUND)
     try:
@@ -63,7 +63,7 @@ def acting(num_envs: int) -> Iterator[tuple[LocalChannel, actor.ActorLoop]]:
 
 
 def overhead_us(num_envs: int, row_wise: int, rounds: int) -> float:
-    """The median of many rounds. row_wise: environments up to which each sends its own row."""
+    """Return the median of many rounds; row_wise: largest number of environments that each send their own row."""
     actor.ROW_WISE, times = row_wise, []
     with acting(num_envs) as (channel, loop):
         rows = np.zeros(2 * ROUND, channel.dtype)

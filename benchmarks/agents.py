@@ -1,4 +1,4 @@
-"""The trained agents that the benchmarks share: where they lie, and what is published about them."""
+"""The trained agents that the benchmarks share: their folders and published results."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Trained:
     """One agent of the two zoos."""
 
     kind: str
-    """sb3 or sb2."""
+    """The zoo, sb3 or sb2."""
     algo: str
     env_id: str
     path: Path
     published: tuple[float, float] | None
-    """Mean and standard deviation of the zoo's own benchmark."""
+    """Mean and standard deviation of the return in the zoo's own benchmark."""
 
     @property
     def name(self) -> str:
@@ -27,7 +27,7 @@ class Trained:
 
 
 def find(folder: Path) -> list[Trained]:
-    """Every agent below `folder`, in a fixed order: those of Stable-Baselines3 first."""
+    """Return every agent below `folder` in a fixed order, those of Stable-Baselines3 first."""
     reference = folder / "reference.json"
     if not reference.is_file():
         raise SystemExit(f"no trained agents: {reference} is missing, which says what is published about them")

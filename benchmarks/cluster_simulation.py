@@ -23,24 +23,24 @@ from results import Row, here, read, write
 
 MACHINES, ACTORS, SECONDS, WARM_UP_S, WITHIN = (1, 10, 100, 1000), 16, 20.0, 10.0, 0.25
 NETWORK = {"latency_s": 0.0002, "bandwidth": 1.25e9}
-"""Assumed: seconds there and back, and bytes/s out of the learner's machine. Loopback's are in the parts."""
+"""Assumed round-trip time in seconds, and bytes/s out of the learner's machine; the parts contain those of loopback."""
 STEPS_S, AHEAD_S = (0.001, 0.01), 0.5
-"""Assumed: an actor's steps, and for how long actors on a network can go on before the limiter stops them."""
+"""Assumed steps of an actor, and the time that actors on a network can continue before the limiter stops them."""
 BETWEEN = ("put_s", "transfer_s", "call_s", "turn_s", "take_s", "look_s", "drain_s")
-"""Parts of what lies between learner and machines."""
+"""Parts between learner and machines."""
 Process = Iterator[float]
-"""Says for how many seconds it is away, again and again."""
+"""A process that yields, repeatedly, the seconds for which it is busy."""
 Weights = tuple[int, float]
-"""Version, and when the learner pushed it."""
+"""A version, and the time at which the learner pushed it."""
 
 
 @dataclass
 class Machine:
-    """Rows that its actors make, evenly up to a limit, and the newest weights that it has heard of and has."""
+    """A machine whose actors make rows evenly up to a limit, with the newest weights it knows of and has."""
 
     rate: float
     room: int
-    """Of its actors' rings."""
+    """Capacity of its actors' rings."""
     limit: float = 0.0
     made: float = 0.0
     sent: int = 0
@@ -51,7 +51,7 @@ class Machine:
     asked: bool = False
 
     def ready(self, now: float) -> int:
-        """Rows that are made and not sent."""
+        """Return the rows that are made and not sent."""
         most = min(self.limit, self.sent + self.room)
         self.made = max(min(self.made + self.rate * max(now - self.at, 0.0), most), self.made)
         self.at = max(now, self.at)
@@ -59,7 +59,7 @@ class Machine:
 
 
 class Simulation:
-    """A run of machines with so many actors each, which make a row in step_s where they wait for nothing."""
+    """A run of machines with a number of actors each, which make a row in step_s if they need not wait."""
 
     def __init__(
         self, parts: Row, machines: int, actors: int, step_s: float, latency_s: float = 0.0, bandwidth: float = np.inf
@@ -76,11 +76,11 @@ class Simulation:
         self._count = itertools.count()
 
     def start(self, process: Process, after: float = 0.0) -> None:
-        """Goes on with it after so many seconds."""
+        """Continue with the process after that many seconds."""
         heapq.heappush(self._events, (self.now + after, next(self._count), process))
 
     def run(self) -> Row:
-        """What the seconds after the warm-up saw."""
+        """Return the rates after the warm-up."""
         for process in (self.learner(), self.publisher(), self.relay()):
             self.start(process)
         before = None
@@ -110,7 +110,7 @@ class Simulation:
         return seconds
 
     def learner(self) -> Process:
-        """As LearnerLoop.step has it."""
+        """Run the learner as LearnerLoop.step does."""
         limiter = self.limiter
         while True:
             if limiter.updates_allowed():
@@ -131,7 +131,7 @@ class Simulation:
                 limiter.on_insert(taken)
 
     def publisher(self) -> Process:
-        """It packs the newest weights and never queues."""
+        """Run the publisher, which packs the newest weights and never queues."""
         while True:
             if self.floats > self.packed:
                 newest = self.floats
@@ -140,7 +140,7 @@ class Simulation:
             yield LOOK_S
 
     def relay(self) -> Process:
-        """As RelayLoop has it: one thing after the other."""
+        """Run the relay as RelayLoop does: one thing after the other."""
         newest, leases = self.packed, self.leases
         for place in range(len(self.machines)):
             leases.begin(place)
@@ -175,7 +175,7 @@ class Simulation:
                 self.waiting, self.relayed, self.machines[place].asked = self.waiting + num, self.relayed + num, False
 
     def collect(self, place: int) -> Process:
-        """A piece of the machine's rows on its way to the relay."""
+        """Send a piece of the machine's rows to the relay."""
         machine, until = self.machines[place], self.now + relay.PIECE_S
         most = min(relay.PIECE_ROWS, machine.room // 2)
         while (ready := machine.ready(self.now)) < most and self.now < until:
@@ -189,7 +189,7 @@ class Simulation:
         self.inbox.append((place, ready))
 
     def load(self, machine: Machine) -> Process:
-        """Weights on their way, over the one link out of the learner's machine."""
+        """Send weights over the one link out of the learner's machine."""
         of_call, of_byte = self.parts["transfer_s"]
         self.busy["link"] += (seconds := self.parts["version_bytes"] * max(of_byte, 1 / self.bandwidth))
         self.link_free = max(self.link_free, self.now) + seconds
@@ -201,10 +201,10 @@ class Simulation:
 
 
 def on_a_network(parts: Row, machines: int, step_s: float) -> Row:
-    """What a run on so many machines does, whose limiter leaves room for what is on its way.
+    """Simulate a run on that many machines, whose limiter leaves room for rows on their way.
 
-    And what the learner would take in if nothing lay between it and the machines: further relays come as near as they
-    can.
+    The row also has the rate at which the learner could take in rows without anything between it and the machines,
+    which further relays approach.
     """
     learnt = parts["batch_size"] / parts["samples_per_insert"] / parts["update_s"][0]
     rows = max(AHEAD_S * min(machines * ACTORS / step_s, learnt), machines * ACTORS)
@@ -216,7 +216,7 @@ def on_a_network(parts: Row, machines: int, step_s: float) -> Row:
 
 
 def main() -> None:
-    """Rows of what two raylets on this machine do, measured and simulated, and of many machines."""
+    """Return rows of two raylets on this machine, measured and simulated, and of many machines."""
     found, compared = [], []
     runs, measured = ([row for row in read("cluster", of) if row["machine"] == here()] for of in ("runs", "parts"))
     parts_of = {parts["name"]: parts for parts in measured if parts["name"] != "busy"}

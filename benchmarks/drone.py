@@ -20,7 +20,7 @@ ROUNDS, STATES, UPDATES, BATCH, NOISE = 3, 20_000, 500, 256, 0.1
 
 
 def states(agent: PPO, env: VecEnv, rng: np.random.Generator) -> torch.Tensor:
-    """Observations [STATES, 18] of its episodes."""
+    """Return observations [STATES, 18] of its episodes."""
     observation, met = env.reset(), []
     for _ in range(STATES // env.num_envs):
         met.append(observation)
@@ -44,7 +44,7 @@ def main(teacher: str, student: str) -> None:
         for _ in range(UPDATES):
             batch = seen[torch.randint(len(seen), (BATCH,))]
             with torch.no_grad():
-                wanted = expert.policy.get_distribution(batch).mode().clamp(-1, 1)  # as the drone acts on it
+                wanted = expert.policy.get_distribution(batch).mode().clamp(-1, 1)  # in the drone's own precision
             loss = torch.nn.functional.mse_loss(learner.policy.get_distribution(batch).mode(), wanted)
             optimizer.zero_grad()
             loss.backward()

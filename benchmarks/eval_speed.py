@@ -39,23 +39,23 @@ from results import RESULTS, write
 ENV_ID = "CartPole-v1"
 AGENT = agents.DEFAULT_FOLDER / "sb3" / "dqn" / "CartPole-v1_1"
 BARS = {1: 8.0, 4: 4.0, 16: 2.0}
-"""Environments side by side -> the ratio that has to be reached."""
+"""Required ratio by the number of environments side by side."""
 
 
 class SeededResets(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Resets with the given seeds, one after another: SB3 itself seeds an environment's first episode only."""
+    """A wrapper that resets with the given seeds in order: SB3 itself seeds an environment's first episode only."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], seeds: list[int]) -> None:
         super().__init__(env)
         self.seeds = iter(seeds)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        # after the last episode SB3 resets once more, and throws the observation away
+        # after the last episode SB3 resets once more, and discards the observation
         return self.env.reset(seed=next(self.seeds, None), options=options)
 
 
 def sb3_run(model: DQN, num_envs: int, episodes: int, *, monitor: bool) -> tuple[float, list[float]]:
-    """(microseconds per environment step, sorted episode returns)."""
+    """Return (microseconds per environment step, sorted episode returns)."""
 
     def make(first: int) -> Callable[[], gymnasium.Env[Any, Any]]:
         seeds = [episode_seed("evaluation", 0, k) for k in range(first, episodes, num_envs)]
@@ -75,7 +75,7 @@ def sb3_run(model: DQN, num_envs: int, episodes: int, *, monitor: bool) -> tuple
 
 
 def compare(model: DQN, policy: QuantizedPolicy, num_envs: int, episodes: int, pairs: int) -> dict[str, Any]:
-    """One row: medians over `pairs` alternating runs."""
+    """Return one row: medians over `pairs` alternating runs."""
     ours: list[float] = []
     engine: list[float] = []
     theirs: list[float] = []

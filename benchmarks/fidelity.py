@@ -30,11 +30,11 @@ from results import RESULTS, write
 
 CONSTANTS = {"learning_rate": 0.0, "lr_schedule": lambda _: 0.0, "clip_range": lambda _: 0.0}
 TOLERANCE = 1e-5
-"""Absolute, and relative to the action."""
+"""Tolerance, absolute and relative to the action."""
 
 
 def sb3_model(agent: agents.Trained) -> Any:
-    """The agent as Stable-Baselines3 itself loads it."""
+    """Return the agent as Stable-Baselines3 itself loads it."""
     for module in ("", ".spaces", ".spaces.box", ".spaces.discrete"):  # zips of its first years name gym's classes
         sys.modules.setdefault(f"gym{module}", sys.modules[f"gymnasium{module}"])
     options = {} if agent.algo in ("ppo", "a2c") else {"buffer_size": 1}
@@ -46,7 +46,7 @@ def sb3_model(agent: agents.Trained) -> Any:
 
 
 def sb3_actions(agent: agents.Trained, observations: np.ndarray) -> np.ndarray:
-    """What Stable-Baselines3 itself does, deterministically."""
+    """Return the actions of Stable-Baselines3 itself, deterministically."""
     model = sb3_model(agent)
     statistics = agent.path / agent.env_id / "vecnormalize.pkl"
     if statistics.exists():
@@ -56,7 +56,7 @@ def sb3_actions(agent: agents.Trained, observations: np.ndarray) -> np.ndarray:
 
 
 def compare(agent: agents.Trained, count: int) -> dict[str, Any]:
-    """One row: the largest difference in continuous actions, or how many discrete ones differ."""
+    """Return one row: the largest difference in continuous actions, or the number of discrete ones that differ."""
     policy = read(agent.path)
     observations = record(policy, "fidelity", num=count)
     expected = sb3_actions(agent, observations)

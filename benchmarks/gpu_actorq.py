@@ -49,7 +49,7 @@ from results import write
 
 TASKS = {"dqn": "CartPole-v1", "d4pg": "dm_control/cheetah-run-v0"}
 ROWS = 100_000
-"""In replay, as many as fall out of a processor's caches."""
+"""Rows in replay, as many as exceed a processor's caches."""
 ALIKE = 20
 """Updates after which weights of both ways are compared: on a GPU sums differ in their last bits."""
 BLOCKS = 10
@@ -59,7 +59,7 @@ PARTS = {"rates": 180.0, "few": 120.0, "reward": 540.0}
 
 
 def updates_of(algo: str, dtype: Any, options: argparse.Namespace, *, recorded: bool) -> Updates:
-    """A learner's updates, its replay full of made-up rows."""
+    """A learner's updates, with a replay full of made-up rows."""
     arch = options.net_arch
     config = ActorQConfig(
         algo=algo, env=TASKS[algo], net_arch=arch, batch_size=256, preset="none", device=options.device, plan=True
@@ -81,7 +81,7 @@ def updates_of(algo: str, dtype: Any, options: argparse.Namespace, *, recorded: 
 
 
 def timed(updates: Updates, number: int, device: str) -> float:
-    """Milliseconds of an update, of so many one after the other."""
+    """Return the milliseconds of an update, from that many in a row."""
     start = time.perf_counter()
     for _ in range(number):
         updates.update()
@@ -91,7 +91,7 @@ def timed(updates: Updates, number: int, device: str) -> float:
 
 
 def measure_updates(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each algorithm, number type and way."""
+    """Yield a row for each algorithm, number type and way."""
     rows = []
     for algo in TASKS:
         ways = list(
@@ -209,10 +209,10 @@ def main() -> None:
         folder = options.out / name
         told = ["study", "run", str(study(name, options)), "--minutes", f"{(left - 40) / 60:.2f}", "-o", str(folder)]
         print(f"{name}: quarl {' '.join(told)}", flush=True)
-        bound = ("timeout", "-k", "20", f"{left:.0f}")  # by SIGTERM, so that finished cells are on the disk
+        bound = ("timeout", "-k", "20", f"{left:.0f}")  # SIGTERM, so that finished cells are on the disk
         code = subprocess.call([*bound, sys.executable, "-m", "quarl", *told])
         print(f"{name}: exit code {code}{', for its time was over' * (code == 124)}", flush=True)
-        if not (folder / NAME).is_file():  # it was refused, as where a package is missing
+        if not (folder / NAME).is_file():  # it was refused, for example because a package is missing
             continue
         subprocess.call([sys.executable, "-m", "quarl", "study", "report", str(folder)])
         tables = {f"{name}-{path.stem}": json.loads(path.read_text())["rows"] for path in folder.glob("*.json")}

@@ -15,7 +15,7 @@ EXTRAS = list(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["o
 
 
 def megabytes(folder: str | Path, pattern: str = "*") -> float:
-    """Of the files below it that are called so."""
+    """Return the size of the files below it with that name."""
     return sum(path.lstat().st_size for path in Path(folder).rglob(pattern) if not path.is_dir()) / 1e6
 
 

@@ -1,4 +1,4 @@
-"""Tasks whose best return is known, of spaces that no suite has, and an agent that only chooses what is allowed.
+"""Tasks with a known best return in spaces that no suite has, and an agent that chooses only allowed actions.
 
 rl_zoo3.train --gym-packages kinds --env Identity-v0 …    trains on the first; MODULE:ID names it to quarl
 python benchmarks/kinds.py FOLDER                         trains MaskablePPO, which RL Zoo does not, on the second
@@ -25,7 +25,7 @@ class MaskedCliff(CliffWalkingEnv):
     """
 
     def action_masks(self) -> np.ndarray:
-        """bool [4]: the moves that end on another field, without a fall."""
+        """Return bool [4]: the moves that end on another field, without a fall."""
         moves = self.P[int(self.s)]
         return np.array([next_s != self.s and reward > -100 for ((_, next_s, reward, _),) in moves.values()])
 

@@ -1,9 +1,9 @@
-"""Latency of one call, and how fast an artefact is written and loaded.
+"""Latency of one call, and how fast an artifact is written and loaded.
 
     python benchmarks/latency.py [--out results]
 
 Every network is measured at batch 1 and 16 in one process, on one thread, numpy in to numpy out, on recorded
-observations. ONNX Runtime appears twice in 8 bits: "int8" quantises each row on its own, as every engine here does,
+observations. ONNX Runtime appears twice in 8 bits: "int8" quantizes each row on its own, as every engine here does,
 and "int8-per-tensor" is what its own tool makes of the float32 file, which is faster and ties a row to its batch.
 """
 
@@ -27,9 +27,9 @@ from results import RESULTS, verdict, write
 
 WIDEST = "2048-2048-2048"
 MAX_WRITE_MS, MAX_LOAD_MS = 30.0, 20.0
-"""Of the widest network's int8 artefact."""
+"""Limits in ms for the widest network's int8 artifact."""
 MAX_SIZES = {"int8": 0.27, "int4": 0.14}
-"""Share of the fp32 file, for networks of LARGE weights and more."""
+"""Limit as a share of the fp32 file, for networks of LARGE weights and more."""
 LARGE = 100_000
 BARS = (
     *((network.name, "int8", "litert", 0.95) for network in STANDARD),
@@ -40,13 +40,13 @@ BARS = (
     ("64-64", "int8", "torch", 8),
     ("nature-cnn", "int8", "litert", 2.2),
 )
-"""At batch 1 LiteRT's precision is so many times as fast as an engine's fp32."""
+"""Required speed-up of LiteRT's precision over an engine's fp32 at batch 1."""
 MAX_EDGED = 1.1
-"""Times as long as int4 in all layers, from 256-256 on."""
+"""Limit as a multiple of the time of int4 in all layers, from 256-256 on."""
 
 
 def judge(rows: list[LatencyRow], artifacts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What was asked for, what was measured, and whether that is enough."""
+    """Print each requirement, its measured value, and the verdict."""
     at_one = {(row.network, row.engine, row.precision): row for row in rows if row.batch == 1}
     verdicts = []
     for name, precision, engine, factor in BARS:
@@ -71,12 +71,13 @@ def judge(rows: list[LatencyRow], artifacts: list[dict[str, Any]]) -> list[dict[
 
 
 def artifact_bytes(network: Network, precision: str) -> int:
-    """Size of the file that an actor loads."""
+    """Return the size of the file that an actor loads."""
     return len(artifact.to_bytes(quantize(build(network), QuantSpec.parse(precision, scheme="per-channel"))))
 
 
 def time_artifacts(network: Network, folder: Path, repeats: int = 11) -> list[dict[str, Any]]:
-    """Median ms from float32 tensors to the file, and from the file to the first output; precisions take turns."""
+    """Return the median ms from float32 tensors to the file, and from the file to the first output; precisions take
+    turns."""
     policy, observation = build(network), record(network, num=1)[0]
     specs = [QuantSpec.parse(text, scheme="per-channel") for text in ("fp32", *MAX_SIZES)]
     took: dict[str, list[tuple[float, float, int]]] = {spec.precision: [] for spec in specs}

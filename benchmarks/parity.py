@@ -24,7 +24,7 @@ BATCH = 64
 
 
 def difference(policy: Policy, one: np.ndarray, other: np.ndarray) -> dict[str, Any]:
-    """Greedy agreement in percent, or the largest difference of continuous actions in percent of their range."""
+    """Return greedy agreement in percent, or the largest difference of continuous actions in percent of their range."""
     a, b = policy.head(one), policy.head(other)
     if policy.head.kind == "argmax":
         agreement = 100 * float(np.mean(a == b))
@@ -38,7 +38,7 @@ def difference(policy: Policy, one: np.ndarray, other: np.ndarray) -> dict[str, 
 
 
 def compare(agent: agents.Trained, count: int) -> list[dict[str, Any]]:
-    """Rows of one agent, one for each precision and mode."""
+    """Return the rows of one agent, one for each precision and mode."""
     policy = read(agent.path)
     calibration = record(policy)
     observations = record(policy, "fidelity", num=count)

@@ -1,8 +1,8 @@
-"""Fake-quantised models against their integers, on observations of their own rollouts: every algorithm, MLP and CNN.
+"""Fake-quantized models against their integers, on observations of their own rollouts: every algorithm, MLP and CNN.
 
     python benchmarks/qat_correctness.py [--only ppo-mlp ...]
 
-A row trains a model of 64-64 units (or NatureCNN) until quantisation has acted for 1,000 updates and more, converts it,
+A row trains a model of 64-64 units (or NatureCNN) until quantization has acted for 1,000 updates and more, converts it,
 and plays 10,000 steps. Images are those that LunarLander-v3 is drawn with. Equal actions of a policy that always does
 the same would show nothing: training is slow, and a CNN's outputs begin with mean 0 and standard deviation 1. Rows that
 are there stay.
@@ -42,24 +42,24 @@ CLASSES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "d4pg": (D4PG, CONTINUOUS, {**OFF_POLICY, "v_min": -200.0, "v_max": 200.0}),
 }
 STEPS = {"ppo-cnn": 14 * 1024, "a2c-cnn": 12_000, "ppo-mlp": 50_000, "a2c-mlp": 50_000}
-"""Of the others: OFF_STEPS. Half of them before quantisation acts."""
+"""Steps of the other algorithms; half of them are before quantization is active."""
 OFF_STEPS = 2_600
 LEARNING_RATE = {"mlp": 1e-4, "ppo-cnn": 3e-7, "a2c-cnn": 3e-7, "dqn-cnn": 3e-6, "td3-cnn": 1e-8, "cnn": 1e-7}
 """Of rows, or of all others with a network; with a small one and discrete actions, the algorithm's own. Faster, they
 end at the bounds, or as one action for everything: features of similar images differ little, so the layer that tells
 them apart has large weights."""
 DETERMINISTIC = ("ddpg", "td3", "d4pg")
-"""Half of the actions of their rollouts on images are random, since nothing else varies them."""
+"""Share of random actions in rollouts on images, which nothing else varies."""
 LAST = {"ppo": "action_net", "a2c": "action_net", "dqn": "q_net"}
-"""Where a policy has the layer of its outputs; actors of continuous actions: actor.mu."""
+"""Path of the output layer in a policy; actors of continuous actions have actor.mu."""
 RANDOM_STEPS = 500
 BATCH = 64
 MOST_FREQUENT_PCT = 95.0
-"""Where one action is taken more often, equal actions show little; continuous ones need a std of 1 % of the range."""
+"""Largest share of one action; above it, equal actions mean little. Continuous ones need a std of 1 % of the range."""
 
 
 def train(algo: str, network: str, spec: str) -> Any:
-    """A model whose quantisation has acted for UPDATES updates."""
+    """Return a model whose quantization was active for UPDATES updates."""
     cls, worlds, settings = CLASSES[algo]
     settings = dict(settings)
     env = gymnasium.make(worlds[network], render_mode="rgb_array")
@@ -99,13 +99,13 @@ def standardize(model: Any, algo: str) -> None:
 
 
 def output_layer(model: Any, algo: str) -> torch.nn.Linear:
-    """Whose outputs are scores of actions, or actions before tanh."""
+    """Return the layer whose outputs are scores of actions, or actions before tanh."""
     modules = model.policy.get_submodule(LAST.get(algo, "actor.mu")).modules()
     return [module for module in modules if isinstance(module, torch.nn.Linear)][-1]
 
 
 def predicted(model: Any, layer: torch.nn.Linear, rows: np.ndarray) -> tuple[np.ndarray, torch.Tensor]:
-    """The model's own actions, and what that layer gave on the way to them [n, out]."""
+    """Return the model's own actions, and that layer's outputs [n, out]."""
     outputs: list[torch.Tensor] = []
     hook = layer.register_forward_hook(lambda module, inputs, output: outputs.append(output.detach()))
     batches = [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
@@ -115,7 +115,7 @@ def predicted(model: Any, layer: torch.nn.Linear, rows: np.ndarray) -> tuple[np.
 
 
 def rollout(model: Any, num: int, random_share: float) -> np.ndarray:
-    """What the model sees, as its environment gives it, where such a share of the actions is random."""
+    """Return the model's observations from its environment, with that share of random actions."""
     env = model.get_env()
     rng = np.random.default_rng(0)
     row = env.reset()
@@ -129,7 +129,7 @@ def rollout(model: Any, num: int, random_share: float) -> np.ndarray:
 
 
 def compare(algo: str, network: str, spec: str) -> dict[str, Any]:
-    """One row: agreement of the model's own predictions with both engines'."""
+    """Return one row: agreement of the model's own predictions with both engines'."""
     model = train(algo, network, spec)
     rows = rollout(model, OBSERVATIONS, 0.5 if network == "cnn" and algo in DETERMINISTIC else 0.0)
     expected, scores = predicted(model, output_layer(model, algo), rows)
@@ -159,13 +159,13 @@ def compare(algo: str, network: str, spec: str) -> dict[str, Any]:
 
 
 def differences(scores: np.ndarray) -> np.ndarray:
-    """Scores [n, actions] without what those of a row have in common, which is not deployed."""
+    """Return scores [n, actions] without the common part of a row, which is not deployed."""
     of_rows: np.ndarray = scores - scores.mean(axis=1, keepdims=True, dtype=np.float64)
     return of_rows
 
 
 def judged(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with what is asked of it: the same actions, of a policy that does not always take one."""
+    """Return the row with its requirement: equal actions of a policy that does not always choose the same."""
     varied = row.get("most_frequent_action_pct", 0.0) <= MOST_FREQUENT_PCT and row.get("std_pct_of_range", 100.0) >= 1
     for name in ("reference", "litert"):
         same = row[name].get("agreement", 1.0) >= 0.999 and row[name].get("max_error_pct_of_range", 0.0) <= 1
@@ -174,14 +174,14 @@ def judged(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def variety(actions: np.ndarray, policy: QuantizedPolicy) -> dict[str, float]:
-    """How much the actions differ, without which their agreement means little."""
+    """Return the variation of the actions, without which their agreement means little."""
     if policy.head.kind == "argmax":
         return {"most_frequent_action_pct": float(100 * np.bincount(actions).max() / len(actions))}
     return {"std_pct_of_range": float(100 * (actions.std(0) / (policy.head.high - policy.head.low)).max())}
 
 
 def updates_quantised(model: Any) -> int:
-    """Since quantisation acts: updates keep pace with environment steps. PPO counts epochs, of several minibatches."""
+    """Return the updates since quantization is active, which keep pace with environment steps; PPO counts epochs."""
     each = model.n_steps * model.n_envs // model.batch_size if isinstance(model, PPO) else 1
     return int(model._n_updates * each * (1 - qat.switched_at(model) / model.num_timesteps))
 

@@ -1,4 +1,4 @@
-"""Wall time of quantisation-aware training with delay 0 against plain training: pairs of runs that take turns.
+"""Wall time of quantization-aware training with delay 0 against plain training: pairs of runs that take turns.
 
 python benchmarks/qat_cost.py [--pairs 9]
 """
@@ -31,11 +31,11 @@ RUNS: dict[str, tuple[Any, str, str, int, dict[str, Any], float]] = {
     ),
     "ppo-cnn": (PPO, "CnnPolicy", "CarRacing-v3", 512, {"n_steps": 256, "batch_size": 64, "n_epochs": 4}, 1.5),
 }
-"""By name: class, policy, environment, steps, arguments, and how many times as long training may take."""
+"""Cases by name: class, policy, environment, steps, arguments, and the limit on the ratio of training times."""
 
 
 def seconds(name: str, seed: int, spec: str | None) -> float:
-    """Of one run."""
+    """Return the seconds of one run."""
     cls, policy, env_id, steps, settings, _ = RUNS[name]
     env_kwargs = {"continuous": False} if env_id == "CarRacing-v3" else {}
     model = cls(policy, gymnasium.make(env_id, **env_kwargs), seed=seed, device="cpu", **settings)
@@ -68,7 +68,7 @@ def main() -> None:
     for name, (*_, bar) in RUNS.items():
         if options.only and name not in options.only:
             continue
-        seconds(name, 0, options.precision)  # warms caches and the allocator up
+        seconds(name, 0, options.precision)  # warms up caches and the allocator
         pairs = []
         for seed in range(options.pairs):
             arms = [None, options.precision]

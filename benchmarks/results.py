@@ -23,18 +23,18 @@ from quarl.machine import machine
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 Row = dict[str, Any]
 SHOWN = ("*.md", "*.png", "*.pdf")
-"""Tables and figures, which are kept beside the rows."""
+"""Suffixes of tables and figures, which are kept beside the rows."""
 
 
 def read(study: str, table: str | None = None, *, root: Path = RESULTS) -> list[Row]:
-    """The rows that all machines have measured, with the name of the machine's folder; of one table, or of all."""
+    """Return the rows of all machines with the name of the machine's folder, of one table or of all."""
     folders = sorted(path.parent for path in (root / study).glob("*/rows.jsonl"))
     every = ({**row, "machine": folder.name} for folder in folders for row in _rows(folder))
     return [row for row in every if table in (None, row["table"])]
 
 
 def write(study: str, command: str, *, root: Path = RESULTS, **tables: Iterable[Row]) -> Path:
-    """The machine's folder, with these rows in the place of those that have their table and name; others stay."""
+    """Write rows into the machine's folder, in place of those with the same table and name; others stay."""
     folder = root / study / here()
     old = about(folder)
     new = {"command": command, **_measured()}
@@ -53,20 +53,20 @@ def write(study: str, command: str, *, root: Path = RESULTS, **tables: Iterable[
 
 
 def here() -> str:
-    """What this machine's folders are called: its processor, as in amd-epyc-25-17."""
+    """Return the name of this machine's folders, from its processor, such as amd-epyc-25-17."""
     words = re.sub(r"\(r\)|processor|family|model", " ", str(machine()["cpu"]).lower())
     return "-".join(re.findall(r"[a-z0-9]+", words))
 
 
 def _measured() -> dict[str, Any]:
-    """What about.json says of the machine, of versions and of the time."""
+    """Return the machine, versions and time for about.json."""
     found = machine()
     versions = {"quarl": __version__, "python": found.pop("python"), **found.pop("versions")}
     return {"date": found.pop("date"), "commit": found.pop("commit"), "machine": found, "versions": versions}
 
 
 def about(folder: Path) -> dict[str, Any]:
-    """Return what about.json in a machine's folder says; nothing if there is none."""
+    """Return the contents of about.json in a machine's folder; an empty mapping if there is none."""
     path = folder / "about.json"
     return json.loads(path.read_text()) if path.exists() else {}  # type: ignore[no-any-return]
 
@@ -77,7 +77,7 @@ def _rows(folder: Path) -> list[Row]:
 
 
 def verdict(what: str, found: float | None, bar: float, *, at_least: bool = False) -> Row:
-    """What was asked for, what was measured, and whether that is enough; null where it was not measured."""
+    """Return the requirement, the measured value and the verdict; null if it was not measured."""
     met = found is not None and (found >= bar if at_least else found <= bar)
     return {"what": what, "found": None if found is None else round(found, 3), "bar": bar, "met": met}
 

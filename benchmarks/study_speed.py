@@ -6,7 +6,7 @@ The study is `quarl study run` over all agents; its seconds count everything, fr
 calibration observations to the last row on the disk. The loop is what users of Stable-Baselines3 write: for each of the
 nine precisions `evaluate_policy` over 20 episodes, in torch on one thread, with 1, 4 or 16 environments side by side,
 whichever is quickest for the agent; loading the agent and making environments is not counted. It is timed with the
-float policy, as which a fake-quantised one takes as long a step. But that plays other episodes: with few bits an agent
+float policy, as which a fake-quantized one takes as long a step. But that plays other episodes: with few bits an agent
 falls early, and is reset sooner. So `ratio` gives the loop as many environment steps and resets as the study's cells
 really made, at what each takes there; `ratio_float` takes nine float evaluations as they are.
 
@@ -47,11 +47,11 @@ NUM_PRECISIONS = 9
 EPISODES = 20
 SIDE_BY_SIDE = (1, 4, 16)
 CLASSIC = ("CartPole", "Acrobot", "MountainCar")
-"""Tasks whose step costs next to nothing."""
+"""Tasks with negligible time per step."""
 GOALS = {True: 2.0, False: 1.0}
-"""Ratios that are wanted of classic tasks and of the others."""
+"""Required ratios of classic tasks and of the others."""
 RESETS = 5
-"""Timed, of each number of environments."""
+"""Timed evaluations for each number of environments."""
 
 
 def is_classic(agent: agents.Trained) -> bool:
@@ -63,7 +63,7 @@ def study_name(agent: agents.Trained) -> str:
 
 
 def study_of(trained: list[agents.Trained], folder: Path) -> str:
-    """The study file."""
+    """Return the study file."""
     lines = ["name: speed", f"episodes: {EPISODES}", f"agents: {folder.resolve()}", "policies:"]
     for agent in trained:
         algo = agent.algo.replace("ppo2", "ppo")
@@ -73,7 +73,7 @@ def study_of(trained: list[agents.Trained], folder: Path) -> str:
 
 
 def run_study(trained: list[agents.Trained], folder: Path, work: Path, jobs: int) -> dict[str, Any]:
-    """Wall time of the command, and for each agent the seconds from the end of the one before it to its own."""
+    """Return the wall time of the command, and for each agent the seconds since the end of the one before it."""
     work.mkdir()
     (work / "speed.yml").write_text(study_of(trained, folder))
     code = "import sys; from quarl.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -103,7 +103,7 @@ def run_study(trained: list[agents.Trained], folder: Path, work: Path, jobs: int
 
 
 def reset_s(envs: VecEnv) -> tuple[float, float]:
-    """Seconds that an environment takes for its first reset, in which some load their robot, and for a later one."""
+    """Return the seconds of an environment's first reset, in which some load their robot, and of a later one."""
     taken = []
     for _ in range(1 + RESETS):
         start = time.perf_counter()
@@ -113,9 +113,10 @@ def reset_s(envs: VecEnv) -> tuple[float, float]:
 
 
 def loop_of(agent: agents.Trained) -> dict[str, float]:
-    """Seconds, environment steps and resets of one `evaluate_policy` over 20 episodes, at each number of environments.
+    """Return seconds, environment steps and resets of one `evaluate_policy` over 20 episodes, by number of
+    environments.
 
-    `step` and `reset` are what one of either takes, of those seconds.
+    `step` and `reset` are the shares of one step and one reset in those seconds.
     """
     model, policy = sb3_model(agent), read(agent.path)
     source = policy.provenance
@@ -146,7 +147,7 @@ def loop_of(agent: agents.Trained) -> dict[str, float]:
 
 
 def compare(agent: agents.Trained, alone: dict[str, Any]) -> dict[str, Any]:
-    """One row: the study's seconds for the agent, with one job, and the loop's."""
+    """Return one row: the study's seconds for the agent, with one job, and the loop's."""
     row: dict[str, Any] = {
         "agent": agent.name,
         "classic": is_classic(agent),
@@ -160,7 +161,7 @@ def compare(agent: agents.Trained, alone: dict[str, Any]) -> dict[str, Any]:
     loop = loop_of(agent)
 
     def loop_s(n: int) -> float:
-        """Of the loop with n environments, over as many steps and resets as the study's."""
+        """Return the seconds of the loop with n environments, over as many steps and resets as the study's."""
         first_s = n * (loop[f"first_{n}"] - loop[f"reset_{n}"])
         resets_s = NUM_PRECISIONS * (n + EPISODES) * loop[f"reset_{n}"]
         steps_s: float = alone["steps"] * loop[f"step_{n}"]
@@ -178,9 +179,9 @@ def compare(agent: agents.Trained, alone: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_class(rows: list[dict[str, Any]], classic: bool, jobs_s: float) -> dict[str, Any]:
-    """The ratios of all agents of a class together, and between which those of single agents lie.
+    """Return the ratios of all agents of a class together, with the range of those of single agents.
 
-    jobs_s: what the class took with several jobs.
+    `jobs_s` are the seconds of the class with several jobs.
     """
     compared = [row for row in rows if row["loop_s"] is not None and row["classic"] == classic]
     if not compared:

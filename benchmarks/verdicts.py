@@ -22,13 +22,13 @@ from results import RESULTS, Row, read, verdict, write
 CAP, FIXED = 400, 100
 NULLS = {"shifted": (5, 0, 0), "falls 2 %": (2, 0.02, 1), "falls 5 %": (5, 0.05, 1), "falls 10 %": (10, 0.1, 1)}
 NULLS["deep falls"] = (5, 0.02, 2.5)
-"""By name: margin in percent, share of the episodes that fall, and how many times the mean return a fall costs."""
+"""Cases by name: margin in percent, share of the episodes that fall, and the cost of a fall in mean returns."""
 RESAMPLES = np.random.default_rng(1).multinomial(FIXED, np.full(FIXED, 1 / FIXED), size=2_000).T / FIXED
-"""[FIXED, resamples] of `stats.verdict`'s bootstrap, drawn once for all replications."""
+"""Resamples [FIXED, resamples] of `stats.verdict`'s bootstrap, drawn once for all replications."""
 
 
 def compare(fp32: np.ndarray, q: np.ndarray, margin: float) -> Row:
-    """Shares of verdicts, in percent, and episodes over replications [R, CAP], fixed and sequential."""
+    """Return shares of verdicts in percent, and episodes over replications [R, CAP], fixed and sequential."""
     limit = -margin / 100 * np.abs(fp32[:, :FIXED].mean(1))
     blocks = np.array_split(q[:, :FIXED] - fp32[:, :FIXED], max(len(q) // 500, 1))
     ends = np.concatenate([np.quantile(block @ RESAMPLES, [0.025, 0.975], axis=1).T for block in blocks])

@@ -33,14 +33,14 @@ def setup(app: Any) -> None:
 
 
 def list_parameters(app: Any, what: str, name: str, documented: Any, options: Any, lines: list[str]) -> None:
-    """A docstring's paragraph of lines like `episodes: at each precision` becomes the list of parameters."""
+    """Turn a docstring's paragraph of lines such as `episodes: at each precision` into the list of parameters."""
     names = {*inspect.signature(documented).parameters} if what in ("class", "function", "method") else set()
     listed = False
     for number, line in enumerate(lines):
         match = re.match(r"((?:\w+, )*\w+):(?= )", line)
         if match and names.issuperset(match[1].split(", ")):
             listed = True
-            together = match[1].replace(" ", "\N{ZERO WIDTH SPACE}")  # of words apart the first would be a type
+            together = match[1].replace(" ", "\N{ZERO WIDTH SPACE}")  # the first word must not become a type
             line = f":param {together}{line[match.end(1) :]}"
         elif not line:
             listed = False
@@ -52,6 +52,6 @@ def list_parameters(app: Any, what: str, name: str, documented: Any, options: An
 def name_aliases(
     app: Any, what: str, name: str, documented: Any, options: Any, signature: str | None, returns: str | None
 ) -> tuple[str | None, str | None]:
-    """Both with the names of autodoc_type_aliases in place of what stands for them between other types."""
+    """Return both with the names of autodoc_type_aliases in place of their expansions between other types."""
     plain = [text and re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", text) for text in (signature, returns)]
     return plain[0], plain[1]

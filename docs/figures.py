@@ -13,7 +13,7 @@ from quarl.report.figures import whiskers
 from quarl.rows import by
 
 KEYS = ("label", "group", "value", "low", "high")
-"""Fields of a point: its place and its color by name, its value, and the ends of its interval."""
+"""Fields of a point: its row and its color by name, its value, and the ends of its interval."""
 
 
 @style.look()

@@ -240,7 +240,7 @@ class Page:
         style.save(figures.points(drawn, **options), self._folder / f"{name}.png")
 
     def _fault(self, line: str) -> str:
-        """Define a name, or check a text and return what is wrong with it."""
+        """Define a name, or check a text and return the fault."""
         text, sign, expression = re.split(r" (:?=)\s+", line, maxsplit=1)
         value = self._value(expression)
         if sign == ":=":
@@ -257,7 +257,7 @@ class Page:
 
 
 def differs(text: str, value: Any) -> str:
-    """Return what the rows say in place of the text's numbers; "" if they agree."""
+    """Return the rows' numbers in place of the text's; "" if they agree."""
     if isinstance(value, bool | np.bool_ | str):
         return "" if value in (True, text) else str(value)
     typed = [Decimal(number.replace(",", "").replace("−", "-")) for number in NUMBER.findall(text)]
@@ -283,7 +283,7 @@ HELPERS: dict[str, Any] = {
     **{"Row": Row, "rows": rows, "by": by, "at": at, "machines": machines, "source": source, "answers": answers},
     **{"fixed": fixed, "between": between, "listed": listed, "f": formats, "stats": stats, "np": np},
 }
-"""What a page's expressions may use, beside Python's own functions."""
+"""Names in a page's expressions, besides Python's own functions."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The generated parts of README and docs/reference: agents that are taken, rows, options of verbs, study files."""
+"""The generated parts of README and docs/reference: supported agents, rows, options of commands, study files."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from quarl.report.row_schema import extras, schema
 from quarl.rows import Column, Row
 
 BAR = "\\|"
-"""In a cell, where a plain one would end it."""
+"""An escaped pipe for cells, because a plain one would end them."""
 VALUES = {str: "word", int: "whole number", float: "number", bool: "true or false", Path: "path"}
 VALUES |= {tuple[str, ...]: "word, or list of words", tuple[int, ...]: "list of numbers"}
-"""What values of these types are called."""
+"""Names of value types in the tables."""
 MARK = "<!-- generated: make reference -->\n"
-"""Lies before and behind the part of the page that is made here."""
+"""Marks before and behind the generated part of a page."""
 
 
 def kinds() -> list[type[Row]]:
-    """All classes of rows that the package has, by command."""
+    """Return all classes of rows in the package, by command."""
     for module in pkgutil.walk_packages(quarl.__path__, "quarl."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
-    # by command: a dataclass with slots is made twice, and the later one is the one that stands in its module
+    # by command: a dataclass with slots is made twice, and the later one belongs to its module
     commands = {kind.command: kind for kind in _below(Row) if "command" in vars(kind)}
     return [commands[command] for command in sorted(commands)]
 
@@ -48,7 +48,7 @@ def _below(kind: type[Row]) -> Iterator[type[Row]]:
 
 
 def rows() -> str:
-    """Markdown: a table of keys for each kind of rows."""
+    """Return a Markdown table of keys for each kind of rows."""
     lines: list[str] = []
     for kind in kinds():
         hints, about = get_type_hints(kind, include_extras=True), schema(kind)
@@ -62,7 +62,7 @@ def rows() -> str:
 
 
 def verbs() -> str:
-    """Markdown: each verb with its examples and a table of options for each group."""
+    """Return Markdown with the examples of each command and a table of options for each group."""
     lines: list[str] = []
     for kind in (verb for entry in VERBS for verb in below(entry)):
         listed = options(kind)
@@ -91,7 +91,7 @@ BELOW = ("The cap of a method", Cap), ("The derived arms of a method", Derived)
 
 
 def study_file() -> str:
-    """Markdown: the keys of a study file, of its policies and its methods."""
+    """Return Markdown with the keys of a study file, of its policies and its methods."""
     lines: list[str] = []
     for title, kind in (("The file", Study), ("A policy", PolicyEntry), ("A method", MethodEntry), *BELOW):
         said = strings_under(kind)
@@ -111,7 +111,7 @@ def study_file() -> str:
 
 
 def _value(kind: type[Any], name: str) -> str:
-    """What a key's value is called."""
+    """Return the name of a key's type."""
     hint = get_type_hints(kind)[name]
     inner = next(
         each for each in (get_args(hint) if get_origin(hint) is UnionType else (hint,)) if each is not NoneType
@@ -136,19 +136,19 @@ def _table(headings: Sequence[str], entries: Iterable[Sequence[str]]) -> list[st
 
 
 def _marked(text: str) -> str:
-    """The text with options as code, where dashes stay what they are."""
+    """Return the text with options as code, so that their dashes are kept."""
     return re.sub(r"(?<![\w-])(--?[a-z][\w-]*)", r"`\1`", text).replace("None: ", "without it: ")
 
 
 def write(page: Path, text: str) -> None:
-    """Puts the text between the marks of the page."""
+    """Put the text between the marks of the page."""
     head, _, tail = page.read_text().split(MARK)
     page.write_text(f"{head}{MARK}\n{text}\n{MARK}{tail}")
 
 
 def agents() -> str:
-    """Markdown: a table of algorithms, one of spaces, one of modules."""
-    import supported  # here: tests that ask for keys of rows need no PyTorch
+    """Return Markdown with a table of algorithms, one of spaces, one of modules."""
+    import supported  # imported here: tests that read keys of rows need no PyTorch
 
     lines: list[str] = []
     for title, (headings, entries) in supported.tables().items():
@@ -157,8 +157,8 @@ def agents() -> str:
 
 
 def front() -> str:
-    """Markdown: the same in one table."""
-    import supported  # here: as above
+    """Return the same as one Markdown table."""
+    import supported  # imported here for the same reason
 
     return "\n".join(_table(*supported.front()))
 
@@ -170,7 +170,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/study-file.md": study_file,
     "README.md": front,
 }
-"""By their path in the repository."""
+"""Generators of pages by their path in the repository."""
 
 if __name__ == "__main__":
     for name, made in PAGES.items():

@@ -1,6 +1,7 @@
-"""What QuaRL takes: algorithms, spaces and modules are tried, and README and reference/agents.md say what came of it.
+"""Supported algorithms, spaces and modules, found by trying each, for README and reference/agents.md.
 
-Models are new ones, in an environment that stands still; nothing trains. What a library or QuaRL refuses is a dash.
+Models are new ones, in an environment that does not change; nothing trains. A dash means that a library or QuaRL
+refuses it.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ GOALS = spaces.Dict(dict.fromkeys(("observation", "achieved_goal", "desired_goal
 FILES, MODES = (".tflite", ".onnx"), ("dynamic", "static")
 Outcome = tuple[str, ...]
 Table = tuple[Sequence[str], list[Sequence[str]]]
-"""Headings, and entries."""
+"""Headings and entries of a table."""
 
 
 class Still(gymnasium.Env[Any, Any]):
-    """Gives what its spaces sample, and never ends."""
+    """An environment that returns samples of its spaces and never ends."""
 
     def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         self.observation_space, self.action_space = observation_space, action_space
@@ -68,7 +69,7 @@ class Still(gymnasium.Env[Any, Any]):
 
 
 class Function(nn.Module):
-    """The function as a module."""
+    """A module that calls the function."""
 
     def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -97,7 +98,7 @@ VECTORS: Mapping[str, nn.Module] = {
     "x.clamp(a, b)": Function(lambda x: x.clamp(-0.5, 0.25)),
     "x - x.mean(-1)": Function(lambda x: x - x.mean(dim=-1, keepdim=True)),
 }
-"""What stands between two Linear of 6 numbers, by the name of what is tried in it."""
+"""Modules tried between two Linear of 6 numbers, by name."""
 IMAGES: Mapping[str, nn.Module] = {
     "Conv2d": nn.Conv2d(4, 2, 3),
     "BatchNorm2d": nn.BatchNorm2d(4),
@@ -106,11 +107,11 @@ IMAGES: Mapping[str, nn.Module] = {
     "AvgPool2d": nn.AvgPool2d(2),
     "AdaptiveAvgPool2d": nn.AdaptiveAvgPool2d(4),
 }
-"""The same behind a Conv2d of 4 channels."""
+"""Modules tried behind a Conv2d of 4 channels, by name."""
 
 
 def of(algo: str) -> Any:
-    """The class of the algorithm, wherever it lies."""
+    """Return the class of the algorithm from its package."""
     if algo in LEARNERS:
         return learner_class(algo)
     contrib = vars(importlib.import_module("sb3_contrib")).items()
@@ -118,7 +119,7 @@ def of(algo: str) -> Any:
 
 
 def model(algo: str, observed: spaces.Space[Any], actions: spaces.Space[Any], **arguments: Any) -> Any:
-    """A new one for these spaces, with the policy that they ask for."""
+    """Return a new model for these spaces, with the policy that they need."""
     images = isinstance(observed, spaces.Box) and is_image_space(observed)
     policy = "MultiInputPolicy" if isinstance(observed, spaces.Dict) else "CnnPolicy" if images else "MlpPolicy"
     if issubclass(of(algo), OffPolicyAlgorithm):
@@ -129,7 +130,8 @@ def model(algo: str, observed: spaces.Space[Any], actions: spaces.Space[Any], **
 
 
 def read(trained: Any) -> bool:
-    """Whether its zip and it itself, live, are read as agents that act alike; QuarlError where either is refused."""
+    """Return True if its zip and the live model are read as agents that act alike; raise QuarlError if either is
+    refused."""
     with tempfile.TemporaryDirectory() as folder:
         trained.save(Path(folder) / "model.zip")
         saved, live = quarl.load(Path(folder) / "model.zip"), quarl.from_sb3(trained)
@@ -138,13 +140,13 @@ def read(trained: Any) -> bool:
 
 
 def prepared(trained: Any) -> bool:
-    """True; QuarlError where it cannot be trained quantisation-aware."""
+    """Return True; raise QuarlError if it cannot be trained quantization-aware."""
     qat.prepare(trained, "int8")
     return True
 
 
 def works(tried: Callable[..., Any], make: Callable[..., Any], *arguments: Any, **named: Any) -> bool:
-    """What is said of what is made of the arguments; False where the library or QuaRL refuses it."""
+    """Return the entry for the result of a function; False if the library or QuaRL refuses it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -155,7 +157,7 @@ def works(tried: Callable[..., Any], make: Callable[..., Any], *arguments: Any, 
 
 @functools.cache
 def algorithms() -> Mapping[str, tuple[str, Sequence[str], bool, bool]]:
-    """By name: the library, kinds of actions with which models are read, whether qat takes one, and goals."""
+    """Return, by name: the library, kinds of actions with which models are read, support of qat, and of goals."""
     tried = {}
     for algo in LAYOUTS:
         actions = [name for name, space in ACTIONS.items() if works(read, model, algo, BOX, space)]
@@ -169,7 +171,8 @@ def algorithms() -> Mapping[str, tuple[str, Sequence[str], bool, bool]]:
 
 @functools.cache
 def observed() -> Mapping[str, Sequence[bool]]:
-    """By name of the space: whether PPO is read that observes it, whether qat takes that; the same of acting in it."""
+    """Return, by name of the space, the support of reading a PPO that observes it and of qat; the same for acting in
+    it."""
     tried = {}
     for name, space in OBSERVATIONS.items():
         pairs = [(space, BOX), *([(BOX, space)] if name in ACTIONS else [])]
@@ -179,7 +182,8 @@ def observed() -> Mapping[str, Sequence[bool]]:
 
 @functools.cache
 def modules() -> Mapping[str, Outcome]:
-    """By name of the module: how a network with it can be saved, in FILES, and taught; nothing where it is refused."""
+    """Return, by name of the module, the FILES that can hold a network with it, and teaching; nothing if it is
+    refused."""
     vectors = {name: _uses([nn.Linear(3, 6), tried, nn.Linear(6, 2)], (3,)) for name, tried in VECTORS.items()}
     images = {
         name: _uses([nn.Conv2d(1, 4, 3), tried, nn.Flatten(), nn.LazyLinear(2)], (1, 8, 8))
@@ -191,7 +195,7 @@ def modules() -> Mapping[str, Outcome]:
 def _uses(layers: Sequence[nn.Module], shape: tuple[int, ...]) -> Outcome:
     network = nn.Sequential(*layers).eval()
     rows = np.random.default_rng(0).standard_normal((64, *shape)).astype(np.float32)
-    network(torch.as_tensor(rows))  # lazy layers learn their shapes
+    network(torch.as_tensor(rows))  # lazy layers infer their shapes
     try:
         agent = quarl.from_module(network, observation=shape, head=spaces.Discrete(2))
     except quarl.QuarlError:
@@ -212,7 +216,7 @@ def sb2_actions(algo: str) -> Sequence[str]:
 
 
 def tables() -> Mapping[str, Table]:
-    """By title: what is read, trained and saved, algorithm by algorithm, space by space, module by module."""
+    """Return tables by title: supported reading, training and saving, by algorithm, space and module."""
     entries: list[Sequence[str]] = [
         (f"`{algo}`", library, ", ".join(actions), *_marks(goals, algo in LEARNERS, trains, algo in ALGORITHMS))
         for algo, (library, actions, trains, goals) in algorithms().items()
@@ -240,7 +244,7 @@ def tables() -> Mapping[str, Table]:
 
 
 def front() -> Table:
-    """The same in a few lines."""
+    """Return the same in a few lines."""
     agents = {algo: told for algo, told in algorithms().items() if told[1]}
     entries = [
         (library, [_name(algo) for algo, told in agents.items() if told[0] == library])

@@ -267,7 +267,7 @@ def test_after_ctrl_c_the_same_command_goes_on(study_file: Write, tmp_path: Path
         assert started.stderr is not None
         said = started.stderr.read().decode()
         assert started.wait(PATIENCE_S) == 130
-    assert said.startswith("quarl: stopped by a signal; go on with quarl study run ")
+    assert said.startswith("quarl: stopped by a signal; resume with quarl study run ")
     assert len(said.splitlines()) == 1
     path.write_text(slow.replace("episodes: 20000", "episodes: 6"))
     assert [row["state"] for row in run(path)] == ["done"] * 3

@@ -129,7 +129,7 @@ def test_a_full_disk_is_one_line_and_earlier_rows_are_whole(filled: Path):
 
 
 def test_two_runs_in_one_folder_exclude_each_other(tmp_path: Path):
-    with locked(tmp_path), pytest.raises(QuarlError, match="another quarl run is at work"), locked(tmp_path):
+    with locked(tmp_path), pytest.raises(QuarlError, match="another quarl run is using"), locked(tmp_path):
         pass
     with locked(tmp_path):
         pass

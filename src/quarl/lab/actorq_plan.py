@@ -30,7 +30,7 @@ class _Runs:
     policy: Planned
     method: MethodEntry
     options: Mapping[str, Any]
-    """Of `quarl actorq`; those with several values have lists of them."""
+    """Options of `quarl actorq`; those with several values have lists of them."""
     points: Sequence[Point]
     turn: int
     """The arms take turns at being early."""
@@ -58,7 +58,7 @@ class _Runs:
         cell = Cell(**about, precision=spec.precision, mode=mode, after=after, work=work)
         try:
             policy.check(partial(check_actorq, work))
-        except UnsupportedError as error:  # an algorithm that learns on-policy
+        except UnsupportedError as error:  # an on-policy algorithm
             cell = cell.refused(str(error).partition(": ")[2])
         return cell
 
@@ -187,13 +187,13 @@ def windows(policy: Planned, method: MethodEntry) -> Iterator[Cell]:
 
 
 def _planned(policy: Planned, method: MethodEntry) -> _Runs:
-    """Return the runs of the method with what the policy says of it."""
+    """Return the runs of the method with the policy's options for it."""
     entry = policy.entry
     own = checks.checked(MethodEntry, entry.actorq, entry.at / "actorq", "quarl actorq", OF_METHOD[ACTORQ])
     method = replace(method, **own)
     options: dict[str, Any] = {"n_timesteps": entry.n_timesteps} if entry.n_timesteps is not None else {}
     options |= {**method.options, **{name: value for name, value in entry.actorq.items() if name not in own}}
-    shared = {name: value for name, value in entry.params.items() if name not in options}  # of all its trainings
+    shared = {name: value for name, value in entry.params.items() if name not in options}  # shared by all its trainings
     options["params"] = {**shared, **method.options.get("params", {}), **entry.actorq.get("params", {})}
     if "qat" in options:
         options["edge_bits"] = method.edge_bits

@@ -23,7 +23,7 @@ Pairs = list[tuple[Array, Array]]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Group:
-    """One method at one precision over the seeds that are done; of none, whatever is asked for is None."""
+    """One method at one precision over the finished seeds; a group without records returns None for every statistic."""
 
     agent: AgentName
     method: str
@@ -31,13 +31,13 @@ class Group:
     scheme: str
     mode: str
     records: tuple[Record, ...] = ()
-    """One a seed."""
+    """One record per seed."""
     exact: Mapping[int, Array] = dataclasses.field(default_factory=dict)
-    """Returns in fp32 of each seed that is done."""
+    """Returns in fp32 of each finished seed."""
 
     @property
     def bits(self) -> int | None:
-        """As `bits_of` has it."""
+        """Bits of a weight, as returned by `bits_of`."""
         return bits_of(self.records[0])
 
     @property
@@ -48,31 +48,31 @@ class Group:
 
     @property
     def measured(self) -> bool:
-        """Whether kernels of its precision ran; else it was simulated."""
+        """True if kernels of its precision ran; otherwise it was simulated."""
         return all(record.result.get("measured", True) for record in self.records)
 
     def of(self, seeds: Collection[int]) -> Group:
-        """The same with no other seeds."""
+        """Return the group with only these seeds."""
         return replace(self, records=tuple(record for record in self.records if record.seed in seeds))
 
     def mean(self) -> Interval | None:
-        """Return, over seeds and their episodes."""
+        """Return the mean over seeds and their episodes."""
         every = [returns(record) for record in self.records]
         return stats.over_seeds(every, np.random.default_rng(0)) if every else None
 
     @property
     def point(self) -> float | None:
-        """The mean return alone."""
+        """The mean return without its interval."""
         mean = self.mean()
         return None if mean is None else mean.point
 
     def error(self) -> Interval | None:
-        """Loss against fp32 in percent; None where no seed has both."""
+        """Return the loss against fp32 in percent; None if no seed has both."""
         pairs = self.pairs
         return stats.error_over_seeds(pairs, np.random.default_rng(0)) if pairs else None
 
     def gain(self, other: Group) -> Interval | None:
-        """Return over the other's, paired by seed and episode; None where that lacks one of the seeds."""
+        """Return the gain over the other group, paired by seed and episode; None if it lacks one of the seeds."""
         there = {record.seed: returns(record) for record in other.records}
         here = {record.seed: returns(record) for record in self.records}
         if not here or any(seed not in there or there[seed].size != returned.size for seed, returned in here.items()):
@@ -80,12 +80,21 @@ class Group:
         return stats.over_seeds([returned - there[seed] for seed, returned in here.items()], np.random.default_rng(0))
 
     def verdict(self, margin_pct: float) -> Verdict | None:
-        """Whether it loses less than the margin: with one seed by its episodes, else by the error's interval."""
+        """Return the verdict on the margin: from the episodes of a single seed, otherwise from the error's interval."""
         pairs = self.pairs
         return stats.verdict_over_seeds(pairs, margin_pct, np.random.default_rng(0)) if pairs else None
 
     def compared(self, margin_pct: float, other: Group, error: str = "error") -> dict[str, Any]:
-        """What rows hold of a comparison with fp32: error and verdict, and the gain over the other."""
+        """Return the columns of a comparison with fp32: error and verdict, and the gain over the other group.
+
+        Args:
+            margin_pct: Acceptable loss in percent.
+            other: Group that the gain refers to.
+            error: Prefix of the error's columns.
+
+        Returns:
+            Values by column.
+        """
         verdict = self.verdict(margin_pct)
         return {
             **as_fields(self.error(), f"{error}_pct", error),
@@ -98,7 +107,7 @@ EMPTY = Group(AgentName(algo="", env_id="", source=""), "", "", "", "")
 
 
 def grouped(records: Sequence[Record], methods: Collection[str] = (FP32, PTQ, DISTILL, QAT, UNTRAINED)) -> list[Group]:
-    """All groups of these methods with a finished cell, in the study's order; ActorQ is a table of its own."""
+    """Return all groups of these methods with a finished cell, in the study's order; ActorQ has its own table."""
     done = [record for record in records if record.state == DONE and record.method in methods]
     exact = by((record for record in done if record.method == FP32), Record.of_agent)
     members = by(done, lambda done: (done.of_agent(), done.method, done.precision, done.scheme, done.mode))
@@ -109,7 +118,9 @@ def grouped(records: Sequence[Record], methods: Collection[str] = (FP32, PTQ, DI
 
 
 def bits_of(record: Record) -> int | None:
-    """Of a weight that post-training quantisation makes an integer beside 8-bit activations: N of intN and of intNeK.
-    None for everything else, w4a4 too: widths are compared where nothing else differs."""
+    """Return N of intN and of intNeK from post-training quantization, the bits of a weight beside 8-bit activations.
+
+    Everything else returns None, w4a4 too: widths are compared only if nothing else differs.
+    """
     spec = QuantSpec.parse(record.precision, scheme=record.scheme)
     return spec.weight_bits if record.method == PTQ and record.precision.startswith("int") else None

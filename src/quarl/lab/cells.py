@@ -1,4 +1,4 @@
-"""Cells: one agent through one method at one precision with one seed, and the key that its result is kept under."""
+"""Cells: one agent through one method at one precision with one seed, and the key of its result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quarl.rows import Algorithm, Column, Environment, Method, Precision, Seed, 
 
 Item = TypeVar("Item")
 VERSION = 3
-"""Part of every key: raised when what a cell computes changes, so that older results are not taken for newer ones."""
+"""Part of every key; raised if a cell's computation changes, so that older results are not taken for newer ones."""
 TRAIN, FP32, PTQ, QAT, ACTORQ, UNTRAINED, DISTILL = "train", "fp32", "ptq", "qat", "actorq", "untrained", "distill"
 UPDATES, THROUGHPUT = "updates", "throughput"
 TODO, RUNNING, DONE, FAILED, NA = "todo", "running", "done", "failed", "na"
@@ -31,27 +31,27 @@ def turned(items: Sequence[Item], by: int) -> Sequence[Item]:
 
 
 def key_of(method: str, work: Mapping[str, Any]) -> str:
-    """The hash of everything that determines a result; results are kept under it."""
+    """Return the hash of everything that determines a result, which is its key in the store."""
     text = json.dumps([VERSION, method, work], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentName:
-    """What names an agent in tables; its seeds are several agents, or several evaluations of one from a file."""
+    """The name of an agent in tables; its seeds are several agents, or several evaluations of one from a file."""
 
     algo: Algorithm
     env_id: Environment
     source: Source
 
     def of_agent(self) -> AgentName:
-        """What names the agent, of whatever names more."""
+        """Return the agent part of a longer name."""
         return AgentName(algo=self.algo, env_id=self.env_id, source=self.source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named(AgentName):
-    """What names a cell in tables; no two cells of a study have the same."""
+    """The name of a cell in tables, unique within a study."""
 
     method: Method
     precision: Precision
@@ -80,9 +80,9 @@ class Cell(Named):
 
     episodes: int
     na: str = ""
-    """Why it is not measured; empty where it is."""
+    """Reason that it is not measured; empty if it is measured."""
     needs: str = ""
-    """Key of the training that makes its agent."""
+    """Key of the training that produces its agent."""
     after: tuple[str, ...] = ()
     """Keys of the runs whose results bound or determine it; they end first, in whatever way."""
     agent: Agent | None = None
@@ -103,7 +103,7 @@ class Cell(Named):
 
     @property
     def is_integer(self) -> bool:
-        """Whether weights are codes, which are fitted to observations."""
+        """True if weights are codes, which are fitted to observations."""
         return self.method == PTQ and self.precision not in FLOAT_BITS
 
     @property
@@ -116,17 +116,17 @@ class Cell(Named):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A cell as the process that measures it, or that reads its agent, is told of it."""
+    """A cell with the paths for the process that measures it or reads its agent."""
 
     cell: Cell
     study: Path
-    """The study's folder."""
+    """Folder of the study."""
     path: Path | None
-    """The file of the agent that is played or fine-tuned; None: it begins from scratch."""
+    """File of the agent to play or fine-tune; None starts from scratch."""
     before: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Results of the runs that the cell names in `after`, by key, without those that failed."""
 
     @property
     def folder(self) -> Path:
-        """The cell's own, in the study's."""
+        """Folder of the cell inside the study's."""
         return self.study / "runs" / self.cell.key

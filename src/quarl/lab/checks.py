@@ -1,4 +1,4 @@
-"""Checks of values in a file that a user wrote; a mistake is one line that names its line."""
+"""Checks of values in a file written by a user; a mistake is one line that names the line in the file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from quarl.specs import SEEDS
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in a study file: that of a value, by the keys and numbers that lead to it."""
+    """The place of a value in a study file, given by the keys and numbers that lead to it."""
 
     path: Path
     lines: Mapping[tuple[str | int, ...], int]
-    """Of all places."""
+    """Line numbers of all places."""
     keys: tuple[str | int, ...] = ()
 
     def __truediv__(self, key: str | int) -> Place:
@@ -29,12 +29,12 @@ class Place:
 
     @property
     def name(self) -> str:
-        """The last of its keys that is no number."""
+        """The last of its keys that is not a number."""
         return next((key for key in reversed(self.keys) if isinstance(key, str)), "a study")
 
     @property
     def line(self) -> int:
-        """Of what is missing, that of what it is missing from; 0 of the whole file."""
+        """The line of the value, or of its parent if it is missing; 0 for the whole file."""
         keys = self.keys
         while keys and keys not in self.lines:
             keys = keys[:-1]
@@ -44,16 +44,23 @@ class Place:
         return f"{self.path}{f', line {self.line}' if self.line else ''}"
 
     def wrong(self, message: str) -> QuarlError:
-        """A mistake here, in one line."""
+        """Return the error for a mistake here, in one line."""
         return QuarlError(f"{self}: {message}")
 
 
 Check = Callable[[Any, Place], Any]
-"""(value, place) -> the value as a study has it, None for the default; raises `Place.wrong`."""
+"""Function from (value, place) to the value in the study, None for the default; raises `Place.wrong`."""
 
 
 def check_keys(value: Any, known: Sequence[str], at: Place, what: str) -> None:
-    """Refuses what is no mapping, and the first key that nothing is known about."""
+    """Raise an error unless the value is a mapping with known keys.
+
+    Args:
+        value: Value to check.
+        known: Names of the allowed keys.
+        at: Place of the value.
+        what: Name of the value in messages.
+    """
     if not isinstance(value, Mapping):
         raise at.wrong(f"{what} is settings by name, as in {{{known[0]}: ...}}, got {str(value)[:60]!r}")
     for key in without_removed(value, at):
@@ -63,9 +70,17 @@ def check_keys(value: Any, known: Sequence[str], at: Place, what: str) -> None:
 
 
 def checked(kind: type[Any], entry: Any, at: Place, what: str, known: Sequence[str] = ()) -> dict[str, Any]:
-    """Values of the keys that the kind declares; a missing one without a default is refused by its check.
+    """Return the values of the keys that the kind declares; the check of a missing key without a default refuses it.
 
-    known: the keys that there may be, where they are not those.
+    Args:
+        kind: Dataclass with fields made by `key`.
+        entry: Mapping of the file.
+        at: Its place.
+        what: Its name in messages.
+        known: Names of the allowed keys, if they differ from the kind's fields.
+
+    Returns:
+        The checked values by name.
     """
     fields = [field for field in dataclasses.fields(kind) if "check" in field.metadata]
     check_keys(entry, known or [field.name for field in fields], at, what)
@@ -80,12 +95,21 @@ def checked(kind: type[Any], entry: Any, at: Place, what: str, known: Sequence[s
 
 
 def key(check: Check, **default: Any) -> Any:
-    """A field that a key of the file says; without a default it has to be there."""
+    """Return a field for a key of the file; without a default the key is required."""
     return dataclasses.field(metadata={"check": check}, **default)
 
 
 def must(allowed: Callable[[Any], bool], message: str, check: Check = lambda value, at: value) -> Check:
-    """A check: what `check` gives, or all of what it gives, has to be allowed; message: {} of what is not, {name}."""
+    """Return a check that requires every value from `check` to be allowed.
+
+    Args:
+        allowed: Function that returns True for an allowed value.
+        message: Message with {} for the value and {name} for the key.
+        check: Check that parses the value first.
+
+    Returns:
+        The combined check.
+    """
 
     def check_allowed(value: Any, at: Place) -> Any:
         parsed = check(value, at)
@@ -101,14 +125,14 @@ mapping = must(lambda value: isinstance(value, Mapping), "{name} must be values 
 
 
 def word(value: Any, at: Place, *, printable: bool = True) -> str:
-    """A word, or a few on a line."""
+    """Return a word, or a few on one line."""
     if not isinstance(value, str) or len(value) > 400 or (printable and not value.isprintable()):
         raise at.wrong(f"{at.name} must be a word, got {str(value)[:60]!r}")
     return " ".join(value.split())
 
 
 def words(value: Any, at: Place) -> tuple[str, ...]:
-    """One word or number, or a list of them, as words."""
+    """Return one word or number, or a list of them, as words."""
     if value == []:
         raise at.wrong(f"{at.name} is an empty list; name at least one, or drop {at.name}")
     listed = value if isinstance(value, list) else [value]
@@ -118,7 +142,10 @@ def words(value: Any, at: Place) -> tuple[str, ...]:
 
 
 def check_plain(value: Any, at: Place) -> None:
-    """Refuses what YAML can hold and no cell can be made of: dates, bytes, sets, infinities, keys but text."""
+    """Raise an error for YAML values that cells cannot contain.
+
+    Examples are dates, bytes, sets, infinities, and keys other than text.
+    """
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if not isinstance(name, str):
@@ -132,14 +159,14 @@ def check_plain(value: Any, at: Place) -> None:
 
 
 def listed(value: Any, at: Place, *, read: Check) -> tuple[Any, ...]:
-    """Entries of a list, one at least."""
+    """Return the entries of a list with at least one."""
     if not isinstance(value, list) or not value:
         raise at.wrong(f"{at.name} is missing: a list of at least one")
     return tuple(read(entry, at / number) for number, entry in enumerate(value))
 
 
 def real(value: Any, at: Place, above: float = -(2**53)) -> float:
-    """Return the number above a bound that the file spells; YAML takes 1e6 for a word, as it has no point."""
+    """Return a number above a bound; YAML reads 1e6 as a word, because it has no decimal point."""
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         if not isinstance(value, bool) and above < float(value) < 2**53:
             return float(value)
@@ -147,13 +174,13 @@ def real(value: Any, at: Place, above: float = -(2**53)) -> float:
 
 
 def number(value: Any, at: Place) -> Any:
-    """A number above 0."""
+    """Return a number above 0."""
     parsed = real(value, at, above=0)
     return parsed if isinstance(value, str) else value
 
 
 def count(value: Any, at: Place) -> int:
-    """A whole number from 1 on, which YAML often spells 1e6."""
+    """Return a whole number from 1 on, which YAML files often contain as 1e6."""
     parsed = number(value, at)
     if parsed != int(parsed) or parsed < 1:
         raise at.wrong(f"{at.name} must be a whole number from 1 on, got {parsed}")
@@ -161,7 +188,7 @@ def count(value: Any, at: Place) -> int:
 
 
 def seeds(value: Any, at: Place) -> tuple[int, ...] | None:
-    """Numbers that environments take; None where nothing stands behind the key."""
+    """Return seeds that environments accept; None if the key has no value."""
     if value is None:
         return None
     if not isinstance(value, list) or not value or not all(type(seed) is int and 0 <= seed < SEEDS for seed in value):

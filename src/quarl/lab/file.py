@@ -37,9 +37,9 @@ from quarl.specs import LEARNERS, DistillSpec, check_types
 
 SHIPPED = Path(__file__).with_name("shipped")
 MARGIN_PCT = 5.0
-"""Of a study that names none."""
+"""Margin of a study that names none."""
 BOUNDS = Bounds(minutes=60.0, memory_gb=4.0)
-"""Of one cell, its processes together, in a study that says nothing of them."""
+"""Bounds of one cell, for its processes together, in a study without limits."""
 SET_BY_CELLS = (
     *("algo", "env", "actor_precision", "seed", "output", "resume", "plan", "track", "distill"),
     *("cluster", "nodes", "actors_per_node"),
@@ -48,7 +48,7 @@ SET_BY_CELLS = (
 """Options of `quarl actorq` that a cell sets itself."""
 ACTORQ = tuple(field.name for field in dataclasses.fields(ActorQConfig) if field.name not in SET_BY_CELLS)
 TRAIN = ("n_envs", "vec_env", "learner_dtype", "eval_freq", "eval_episodes", "save_freq", "threads", "device")
-"""Options of `quarl train` that a policy may have for its trainings."""
+"""Options of `quarl train` that a policy may set for its trainings."""
 OF_METHOD: Mapping[str, tuple[str, ...]] = {
     "fp32": (),
     "ptq": ("precision", "edge_bits", "scheme", "mode"),
@@ -63,15 +63,14 @@ OF_METHOD: Mapping[str, tuple[str, ...]] = {
 
 
 def shipped() -> list[str]:
-    """Names of the studies that come with QuaRL."""
+    """Return the names of the studies shipped with QuaRL."""
     return sorted(path.stem for path in SHIPPED.glob("*.yml"))
 
 
 def read(name: str, agents: Path | None = None) -> Study:
-    """The study in the file `name`, or the one of that name that comes with QuaRL.
+    """Return the study in the file `name`, or the shipped one with that name.
 
-    agents: the folder of its zoo: sources, in place of the one that the file names; a shipped study's is the working
-    directory.
+    `agents` replaces the folder of the file's zoo: sources; for a shipped study that is the working directory.
     """
     is_shipped = name in shipped()
     path = SHIPPED / f"{name}.yml" if is_shipped else Path(name)
@@ -94,7 +93,7 @@ def _is_source(source: str) -> bool:
 
 
 def _options(value: Any, at: Place, *, known: Sequence[str], verb: str) -> Mapping[str, Any]:
-    """Of another verb."""
+    """Return the options of another command."""
     options: Mapping[str, Any] = mapping(value, at)
     checks.check_keys(options, known, at, verb)
     mapping(options.get("params", {}), at / "params")
@@ -103,7 +102,7 @@ def _options(value: Any, at: Place, *, known: Sequence[str], verb: str) -> Mappi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyEntry:
-    """Where one agent, or one for each seed, comes from."""
+    """The source of one agent, or of one for each seed."""
 
     at: Place
     algo: str = key(word)
@@ -114,17 +113,17 @@ class PolicyEntry:
         must(_is_source, "source {!r} is none of train, zoo:FOLDER, hub:ORG/NAME and file:PATH", words),
         default=(),
     )
-    """Of these the first that is at hand: train, zoo:FOLDER, hub:ORG/NAME or file:PATH."""
+    """The first available of these sources: train, zoo:FOLDER, hub:ORG/NAME or file:PATH."""
     na: str = key(partial(word, printable=False), default="")
-    """Why its cells are not measured where no source is at hand."""
+    """Reason that its cells are not measured if no source is available."""
     n_timesteps: int | None = key(count, default=None)
-    """Environment steps of its training; None: RL Zoo's."""
+    """Environment steps of its training; None means RL Zoo's."""
     params: Mapping[str, Any] = key(mapping, default_factory=dict)
-    """Hyper-parameters of its training over the tuned ones."""
+    """Hyper-parameters of its training that override the tuned ones."""
     seeds: tuple[int, ...] | None = key(checks.seeds, default=None)
-    """None: the study's."""
+    """Seeds; None means the study's."""
     episodes: int | None = key(count, default=None)
-    """Of each of its cells; None: the study's."""
+    """Episodes of each of its cells; None means the study's."""
     train: Mapping[str, Any] = key(partial(_options, known=TRAIN, verb="quarl train"), default_factory=dict)
     """Options of `quarl train` for its trainings."""
     actorq: Mapping[str, Any] = key(
@@ -132,30 +131,30 @@ class PolicyEntry:
     )
     """Keys of the methods actorq and throughput for this task, over those of the method."""
     name: str = key(word, default="")
-    """What tables call its source; empty: its source."""
+    """Name of its source in tables; empty for the source itself."""
     normalize: str | None = key(word, default=None)
-    """The statistics with which the agent observed, or none; None: what lies beside it."""
+    """The statistics that normalized the agent's observations, or none; None means those beside it."""
     deterministic: bool = key(must(lambda value: type(value) is bool, "{name} must be true or false"), default=False)
-    """Whether it never samples its actions; else as RL Zoo plays such agents."""
+    """True if it never samples its actions; otherwise it acts as RL Zoo plays such agents."""
     env_kwargs: Mapping[str, Any] = key(mapping, default_factory=dict)
-    """Arguments of the environment, over those that its files name, as --env-kwargs; the next three likewise."""
+    """Arguments of the environment that override those of its files, as --env-kwargs; the next three likewise."""
     wrapper: tuple[str, ...] = key(words, default=())
-    """Wrappers in place of those that the files name, as --wrapper."""
+    """Wrappers that replace those of the files, as --wrapper."""
     frame_stack: int | None = key(count, default=None)
-    """Observations that are stacked, as --frame-stack."""
+    """Number of stacked observations, as --frame-stack."""
     max_episode_steps: int | None = key(count, default=None)
     """Environment steps after which an episode is truncated, as --max-episode-steps."""
 
     @property
     def identity(self) -> dict[str, Any]:
-        """environment: the options of EnvironmentConfig, part of what determines agents; empty where there are none."""
+        """The options of EnvironmentConfig under `environment`, part of an agent's identity; empty without options."""
         said = {name: getattr(self, name) for name in OPTIONS} | {"env_kwargs": spelled(self.env_kwargs)}
         given = {name: value for name, value in said.items() if value}
         return {"environment": given} if given else {}
 
     @property
     def environment(self) -> EnvironmentOptions:
-        """The same options over those of the agent's files."""
+        """The same options, which override those of the agent's files."""
         return EnvironmentOptions.of(**EnvironmentConfig(**self.identity.get("environment", {})).environment())
 
 
@@ -178,13 +177,13 @@ class Cap:
     """The training time after which a run of ActorQ ends, censored."""
 
     minutes: float = key(number)
-    """Of every run."""
+    """Training time of every run in minutes."""
     reference: str = key(word, default="")
     """The arm whose time bounds that of the others; none without it."""
     times: float = key(number, default=math.inf)
-    """How many times the seconds in which the reference reached the target the other arms have."""
+    """Limit of the other arms, as a multiple of the seconds in which the reference reached the target."""
     reference_minutes: float | None = key(number, default=None)
-    """Of the reference, and of the others if it did not reach the target in these; None: minutes."""
+    """Limit in minutes of the reference, and of the others if it did not reach the target; None means `minutes`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +195,7 @@ class Derived:
     of: str = key(word)
     """The arm whose updates count."""
     seconds: float = key(number, default=60.0)
-    """Of the window in which seconds of an update are measured."""
+    """Length in seconds of the window in which seconds per update are measured."""
 
 
 def _cap(value: Any, at: Place) -> Cap:
@@ -221,7 +220,7 @@ def split_arm(arm: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodEntry:
-    """A method with the precisions at which every policy goes through it."""
+    """A method, with the precisions at which it is applied to every policy."""
 
     at: Place
     method: str
@@ -229,21 +228,21 @@ class MethodEntry:
     precision: tuple[str, ...] = key(words, default=("fp32",))
     """fp16, 8 or w4a8, and torch-fp32 of actors on PyTorch; fp32, untrained and updates have none."""
     edge_bits: str = key(lambda value, at: " ".join(words(value, at)), default=EDGES)
-    """Bits of the first and last layers of precisions that ask for fewer, or same, as --edge-bits of quarl ptq."""
+    """Bits of the first and last layers of precisions that request fewer, or same, as --edge-bits of quarl ptq."""
     scheme: tuple[str, ...] = key(words, default=("default",))
-    """How weights become codes, as --scheme of quarl ptq."""
+    """Schemes of weight quantization, as --scheme of quarl ptq."""
     mode: tuple[str, ...] = key(
         must(("dynamic", "static").__contains__, "mode must be dynamic or static, got {!r}", words),
         default=("dynamic",),
     )
-    """How activations are quantised: dynamic or static."""
+    """Quantization of activations: dynamic or static."""
     fine_tune: float | None = key(
         must(lambda share: share <= 1, "fine_tune is a share of the agent's training, as in 0.1, got {:g}", number),
         default=None,
     )
-    """Environment steps of quantisation-aware training, as a share of the agent's own; None: from scratch."""
+    """Environment steps of quantization-aware training, as a share of the agent's own; None trains from scratch."""
     quant_delay: int | None = key(lambda value, at: count(value, at) if value else value, default=None)
-    """Environment steps before fake quantisation acts; None: half of the training."""
+    """Environment steps before fake quantization becomes active; None means half of the training."""
     dtypes: tuple[str, ...] = key(
         must(("fp32", "bf16", "fp16").__contains__, "dtypes are fp32, bf16 and fp16, got {!r}", words),
         default=("fp32", "bf16", "fp16"),
@@ -261,18 +260,18 @@ class MethodEntry:
     """Only these seeds have other than the first values, and each arm ends there at its own time at the first; None:
     all seeds."""
     cap: Cap | None = dataclasses.field(metadata={"check": _cap}, default=None)
-    """The training time of a run, as below; it begins anew after a kill, and its files are removed."""
+    """The training time of a run, as below; after a kill the run restarts, and its files are removed."""
     derived: Derived | None = dataclasses.field(metadata={"check": _derived}, default=None)
     """Arms that do not train, as below."""
     in_updates: Mapping[str, float] = key(_by_name, default_factory=dict)
     """Options and hyper-parameters that count environment steps, given in updates: a run is the same for each update at
     every samples_per_insert."""
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Of `quarl actorq` or `quarl distill`, or those of `quarl train` for quantisation-aware training; a list of values
-    of an option of actorq or throughput makes a run for each."""
+    """Options of `quarl actorq` or `quarl distill`, or of `quarl train` for quantization-aware training. A list of
+    values for an option of actorq or throughput makes a run for each."""
 
     def distillations(self) -> Iterator[DistillSpec]:
-        """What `quarl distill` would be told, in each mode."""
+        """Yield the options of `quarl distill` for each mode."""
         for mode in self.mode:
             options: dict[str, Any] = {**self.options, "mode": mode}
             yield DistillSpec(bits=self.precision, edge_bits=self.edge_bits, **options)
@@ -287,7 +286,7 @@ def _method(value: Any, at: Place) -> MethodEntry:
     declared = checks.checked(MethodEntry, value, at, method, ("method", *OF_METHOD[method]))
     mapping(value.get("params", {}), at / "params")
     named = ("method", *declared)
-    # lists of YAML are tuples among a verb's options
+    # lists of YAML are tuples in a command's options
     options = {name: tuple(said) if type(said) is list else said for name, said in value.items() if name not in named}
     entry = MethodEntry(at=at, method=method, **declared, options=options)
     try:
@@ -314,25 +313,25 @@ class Study:
     """The whole file."""
 
     name: str = key(word)
-    """What its report calls it."""
+    """Name of the study in its report."""
     about: str = key(partial(word, printable=False), default="")
-    """What it is for, in a sentence or two of the report."""
+    """Its purpose, in a sentence or two for the report."""
     episodes: int = key(count, default=100)
-    """Of every cell; those of a seed are the same for all precisions."""
+    """Episodes of every cell; those of a seed are the same for all precisions."""
     margin: float = key(
         must(lambda margin: margin < 100, "margin is a percentage between 0 and 100, got {:g}", number),
         default=MARGIN_PCT,
     )
-    """Loss of return, in percent of fp32's, that is still acceptable."""
+    """Acceptable loss of return, in percent of fp32's."""
     seeds: tuple[int, ...] = key(checks.seeds, default=(0,))
-    """Of trainings and episodes; a policy may have its own."""
+    """Seeds of trainings and episodes; a policy may have its own."""
     limits: Bounds = dataclasses.field(metadata={"check": _limits}, default=BOUNDS)
-    """Time and memory of one cell, its processes together; a cell that exceeds them has failed."""
+    """Time and memory of one cell, for its processes together; a cell that exceeds them fails."""
     agents: Path = dataclasses.field(metadata={"check": word}, default=Path())
-    """What zoo:FOLDER and file:PATH are relative to."""
+    """The folder that zoo:FOLDER and file:PATH are relative to."""
     policies: tuple[PolicyEntry, ...] = key(partial(checks.listed, read=_policy))
     """The agents, each as below."""
     methods: tuple[MethodEntry, ...] = key(partial(checks.listed, read=_method))
-    """What is done with each, as below."""
+    """The methods for each agent, as below."""
     document: Mapping[str, Any]
-    """The file as it was read."""
+    """The file's contents."""

@@ -23,15 +23,25 @@ from quarl.quant.spec import EXACT, QatSpec, QuantSpec
 from quarl.specs import PtqSpec
 
 _Asked = tuple[Cell, PolicyEntry, Place]
-"""A cell with what asks for it: the policy, and the place of the method, or of the policy if that is to be trained."""
+"""A requested cell, the policy that requests it, and the place of the method, or of the policy if it is to be
+trained."""
 
 
 def plan(study: Study, seed: int | None = None, env_module: str | None = None) -> list[Cell]:
-    """All cells in the order in which they are measured, trainings before what needs them.
+    """Return all cells in the order of measurement, trainings before the cells that need them.
 
-    seed: only this one, in place of the study's. env_module: one that the user typed, which registers environments of
-    the study when it is imported; no file can name one. Raises QuarlError, naming the line, for ids and options that
-    nothing can make sense of; what is well formed and cannot be measured is a cell that says why.
+    A well-formed cell that cannot be measured is n/a and has the reason.
+
+    Args:
+        study: The study.
+        seed: The only seed, in place of the study's.
+        env_module: Module typed by the user that registers environments when it is imported; no file can name one.
+
+    Returns:
+        The cells.
+
+    Raises:
+        QuarlError: An id or option is invalid; the message names the line.
     """
     cells: list[Cell] = []
     asked: dict[tuple[str, ...] | str, _Asked] = {}
@@ -57,7 +67,10 @@ def plan(study: Study, seed: int | None = None, env_module: str | None = None) -
 
 
 def _clash(asked: _Asked, before: _Asked) -> QuarlError | None:
-    """Why there cannot be both; None where they are one ActorQ training, which begins from no agent, for two agents."""
+    """Return the error for two equal cells.
+
+    None for one ActorQ training, which starts from no agent, for two agents.
+    """
     (cell, entry, at), (other, elder, where) = asked, before
     if cell.method == ACTORQ and cell.key == other.key and entry.source != elder.source:
         return None
@@ -73,7 +86,7 @@ def _clash(asked: _Asked, before: _Asked) -> QuarlError | None:
 def _of_policy(
     study: Study, entry: PolicyEntry, env_id: str, seed: int, spaces: dict[str, tuple[Any, str]]
 ) -> Iterator[tuple[Cell, Place]]:
-    """The cells of one policy with one seed and the place that asks for each, its training first where one needs it."""
+    """Yield the cells of one policy with one seed, with the place that requests each; a needed training comes first."""
     agent, na = None, entry.na
     if entry.source:
         na = _unfit(entry, env_id, spaces)
@@ -94,7 +107,10 @@ def _of_policy(
 
 
 def _unfit(entry: PolicyEntry, env_id: str, spaces: dict[str, tuple[Any, str]]) -> str:
-    """Why the algorithm cannot act in the environment; empty where it can. Environments are made once."""
+    """Return the reason that the algorithm cannot act in the environment, or an empty string.
+
+    Environments are made once.
+    """
     trains = entry.source[:1] == ("train",)
     key = f"{env_id} {entry.identity} {trains}"
     if key not in spaces:
@@ -102,7 +118,7 @@ def _unfit(entry: PolicyEntry, env_id: str, spaces: dict[str, tuple[Any, str]]) 
             env = Environment.typed_by_user(env_id, entry.environment).make()  # the plan has resolved it
             spaces[key] = env.action_space, unreadable(env.observation_space) if trains else ""
             env.close()
-        except QuarlError as error:  # an extra that is not installed
+        except QuarlError as error:  # an extra is missing
             spaces[key] = None, str(error)
     space, why = spaces[key]
     return why or fits(entry.algo, space) or ""
@@ -113,7 +129,7 @@ def _fp32(policy: Planned, method: MethodEntry) -> Iterator[Cell]:
 
 
 def _untrained(policy: Planned, method: MethodEntry) -> Iterator[Cell]:
-    """The networks that a training of the study begins with."""
+    """Yield a cell of the networks before a training of the study."""
     agent = policy.agent
     cell = Cell(**policy.about, method=UNTRAINED, precision=EXACT.precision, work={})
     if agent is None or agent.kind != TRAIN:
@@ -138,7 +154,7 @@ def _updates(policy: Planned, method: MethodEntry) -> Iterator[Cell]:
 
 
 def _ptq(policy: Planned, method: MethodEntry) -> Iterator[Cell]:
-    """Every precision under every scheme and mode; float formats, which have none, once."""
+    """Yield every precision with every scheme and mode; float formats, which have none, once."""
     told: Any = {"bits": method.precision, "scheme": method.scheme, "edge_bits": method.edge_bits}
     specs = [spec for mode in method.mode for spec in PtqSpec(**{**told, "mode": mode}).specs()]
     for spec in dict.fromkeys(spec if spec.float_type is None else QuantSpec.parse(spec.precision) for spec in specs):
@@ -146,12 +162,12 @@ def _ptq(policy: Planned, method: MethodEntry) -> Iterator[Cell]:
 
 
 def _distill(policy: Planned, method: MethodEntry) -> Iterator[Cell]:
-    """The agent taught by itself at every precision; the cell's seed is that of calibration and distillation, too."""
+    """Yield a cell of distillation at every precision; its seed is also that of calibration and distillation."""
     for config in method.distillations():
         recipe = recipe_of(dataclasses.replace(config, margin=policy.study.margin))
         for spec in config.specs():
             cell = _play(policy, spec)
-            # `from` says that the cell begins with the agent's file
+            # `from` means that the cell starts from the agent's file
             work = {**cell.work, "from": cell.work["agent"], "recipe": recipe}
             yield dataclasses.replace(cell, method=DISTILL, work=work)
 
@@ -175,7 +191,7 @@ def _play(policy: Planned, spec: QuantSpec) -> Cell:
 
 
 def _qat(policy: Planned, method: MethodEntry) -> Iterator[Cell]:
-    """Training for every precision: from scratch or, with fine_tune, from the agent."""
+    """Yield a training for every precision: from scratch or, with fine_tune, from the agent."""
     agent, share = policy.agent, method.fine_tune
     for text in method.precision:
         mid_tread = bool(method.options.get("qat_mid_tread"))
@@ -198,14 +214,14 @@ def _qat(policy: Planned, method: MethodEntry) -> Iterator[Cell]:
         }
         if told := {**policy.entry.train, **method.options}:
             work["train"] = told
-        if spec.deployed.mid_rise:  # which younger versions added
+        if spec.deployed.mid_rise:  # a key that later versions added
             work["mid_rise"] = True
         policy.check(partial(check_training, work))
         yield dataclasses.replace(cell, needs="" if share is None else policy.training, work=work)
 
 
 def _untrainable(agent: Agent, share: float | None) -> str:
-    """Why no quantisation-aware training can start from the agent; empty where one can."""
+    """Return the reason that quantization-aware training cannot start from the agent, or an empty string."""
     if share is None:
         return "" if agent.kind == TRAIN else "its training is not part of the study: give qat a share, fine_tune: 0.1"
     if agent.path is not None and agent.path.suffix != ".zip":

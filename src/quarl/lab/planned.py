@@ -14,25 +14,25 @@ from quarl.lab.source import Agent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """One agent with one seed, about to go through the methods."""
+    """One agent with one seed and everything that its methods need."""
 
     study: Study
     entry: PolicyEntry
     env_id: str
-    """The living one."""
+    """The current id."""
     seed: int
     agent: Agent | None
-    """None where its cells are n/a."""
+    """The agent; None if its cells are n/a."""
 
     @property
     def played(self) -> dict[str, Any]:
-        """What determines its episodes beside the seed."""
+        """Everything that determines its episodes besides the seed."""
         greedy = {"deterministic": True} if self.entry.deterministic else {}
         return {"episodes": self.entry.episodes or self.study.episodes, **greedy}
 
     @property
     def about(self) -> dict[str, Any]:
-        """What all its cells share."""
+        """The values that all its cells share."""
         source = self.agent.source if self.agent is not None else next(iter(self.entry.source), "none")
         return {
             "algo": self.entry.algo,
@@ -45,14 +45,14 @@ class Planned:
 
     @property
     def training(self) -> str:
-        """Key of the training that makes the agent; empty where there is none."""
+        """Key of the training that produces the agent; empty without one."""
         return "" if self.agent is None or self.agent.kind != TRAIN else key_of(TRAIN, self.agent.identity)
 
     def check(self, training: Callable[[], None]) -> None:
-        """Calls what checks a training; a mistake names the line of the policy."""
+        """Call a check of a training; a mistake names the line of the policy."""
         try:
             training()
         except QuarlError as error:
             raise type(error)(f"{self.entry.at}: {error}") from None
-        except (TypeError, AttributeError, ValueError) as error:  # a word where a number belongs
+        except (TypeError, AttributeError, ValueError) as error:  # a word in place of a number
             raise self.entry.at.wrong(f"an option of a training is malformed: {error}") from None

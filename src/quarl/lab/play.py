@@ -1,4 +1,4 @@
-"""Cells that are played: a policy in one precision, its episodes, how its weights lie, and the worker that holds it."""
+"""Cells that are played: a policy in one precision, its episodes, its weights, and the worker that holds it."""
 
 from __future__ import annotations
 
@@ -35,19 +35,28 @@ from quarl.quant.spec import QuantSpec
 from quarl.readers import load
 
 MODULES = ("torch", "quarl.engines.litert", "quarl.engines.reference")
-"""Loaded before anything is forked."""
+"""Modules loaded before any fork."""
 MAX_BATCH = 8
-"""Episodes played side by side; returns do not depend on it. More save little where a step is quick, and where it is
-slow their environments no longer fit the processor's cache (PyBullet: 10 to 25 % with 20)."""
+"""Number of episodes played side by side; returns do not depend on it.
+
+More save little for fast steps. For slow steps, more environments no longer fit the processor's cache (PyBullet: 10 to
+25 % with 20).
+"""
 CALIBRATION = "calibration"
 VERSION = 1
-"""Of the recordings."""
+"""Version of the recordings."""
 
 
 def returns(policy: QuantizedPolicy, work: Mapping[str, Any], environment: Environment) -> dict[str, Any]:
-    """What the policy scores, episode by episode, on what it ran, and what its weights take.
+    """Play the policy and return its scores by episode, with its engine and sizes.
 
-    work: the cell's, of which episodes, seed and deterministic say how it is played.
+    Args:
+        policy: Policy to play.
+        work: The cell's work, with episodes, seed and deterministic.
+        environment: Environment to play in.
+
+    Returns:
+        Fields of the cell's result.
     """
     engine = engines.load_fitting(policy)
     waves = -(-work["episodes"] // MAX_BATCH)
@@ -72,7 +81,7 @@ def returns(policy: QuantizedPolicy, work: Mapping[str, Any], environment: Envir
 
 
 def weights(policy: Policy) -> dict[str, float]:
-    """Extremes and standard deviation of all weights together, in float, biases not counted."""
+    """Return the extremes and the standard deviation of all float weights, without biases."""
     flat = np.concatenate([as_float32(op.weight).reshape(-1) for op in policy.linear])
     return {
         "weight_min": float(flat.min()),
@@ -95,7 +104,7 @@ def calibration(
     """
     determined = json.dumps([VERSION, identity, seed, environment.typed], sort_keys=True)
     path = folder / CALIBRATION / f"{hashlib.sha256(determined.encode()).hexdigest()[:32]}.npz"
-    with suppress(QuarlError, KeyError):  # it is not there, or damaged: recorded anew
+    with suppress(QuarlError, KeyError):  # if it is missing or damaged, record it again
         observations = read_npz(read_bytes(path), str(path))["observations"]
         if observations.shape[1:] == policy.observation_shape and observations.dtype == policy.observation_dtype:
             return observations
@@ -110,37 +119,37 @@ def calibration(
 
 @dataclass(frozen=True, slots=True)
 class PolicyWorker:
-    """What all cells of an agent and a seed share: the policy with its calibration observations."""
+    """The policy and calibration observations that all cells of an agent and a seed share."""
 
     calibrated: Calibrated
     environment: Environment
 
     def prepare(self, cell: Cell) -> None:
-        """Quantises here what the cell would, where those after it find it too."""
+        """Quantize here as the cell would, so that later cells find the result."""
         self.calibrated.prepare(QuantSpec.from_json(cell.work["spec"]))
 
     def run(self, cell: Cell) -> dict[str, Any]:
-        """The policy in the cell's precision, played, and how the weights that were quantised lie."""
+        """Play the policy in the cell's precision, and return the result with statistics of the float weights."""
         policy = quantised(self.calibrated, QuantSpec.from_json(cell.work["spec"]))
         return {**returns(policy, cell.work, self.environment), **weights(self.calibrated.policy)}
 
 
 def preload(env_ids: Collection[str], wrappers: Collection[str]) -> None:
-    """Imports; what cannot be imported, made or closed is said by the cell that needs it."""
+    """Import modules; the cell that needs a module reports the error if it fails."""
     for module in MODULES:
         importlib.import_module(module)
     for dotted in wrappers:
         with suppress(QuarlError):
             wrapper_class(dotted)
     for env_id in env_ids:
-        with suppress(Exception):  # whatever a simulator raises
+        with suppress(Exception):  # simulators raise exceptions of any type
             make(env_id).close()
 
 
 def make_worker(job: Job, *, calibrate: bool) -> PolicyWorker:
-    """Reads the agent, and records its calibration observations or finds them.
+    """Read the agent, and record or find its calibration observations.
 
-    job: of one of its cells; what it says of the precision is not looked at.
+    `job` is that of any of its cells; its precision has no effect.
     """
     agent, env_id, path = job.cell.agent, job.cell.work["env_id"], job.path
     assert agent is not None
@@ -149,16 +158,16 @@ def make_worker(job: Job, *, calibrate: bool) -> PolicyWorker:
     options = EnvironmentConfig(**agent.identity.get("environment", {}))
     policy = load.read(path, agent.algo, agent.normalize, options.frame_stack)
     if is_quantized(policy):
-        raise QuarlError(f"{path} is quantised already ({policy.spec.precision}); give the float policy")
+        raise QuarlError(f"{path} is already quantized ({policy.spec.precision}); give the float policy")
     trained_on = policy.provenance.env_id
     same = bool(trained_on) and is_same(env_id, trained_on)
     if trained_on and not same and agent.kind != FILE:
         raise QuarlError(f"{path} was trained on {trained_on}, not on {env_id}: correct the study")
-    # what a file says of its environment names no module
+    # the environment in a file never names a module
     chosen = None if same and not MODULE_ID.fullmatch(env_id) else env_id
     policy, environment = in_environment(policy, chosen, **options.environment())
     assert environment is not None  # the study names one
-    environment.playing(policy)  # remembers, for forked processes, whether episodes need new environments
+    environment.playing(policy)  # forked processes reuse the answer whether episodes need new environments
     seed = job.cell.seed
     observations = calibration(policy, agent.identity, seed, environment, job.study) if calibrate else None
     return PolicyWorker(Calibrated(policy, observations), environment)

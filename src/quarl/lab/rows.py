@@ -1,4 +1,4 @@
-"""Rows of a study: what its finished cells measured, compared with the float32 agent that each began from."""
+"""Rows of a study: results of its finished cells, compared with the float32 agent that each started from."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ class CellRow(Named, Row):
     command = "study"
     bits_weights: int
     bits_activations: int
-    """32 where activations stay float."""
+    """Bits of activations; 32 if they stay float."""
     state: str
-    """done, failed, na, running or todo; what is measured is null in all but the first."""
+    """done, failed, na, running or todo; measured values are null except for done."""
     episodes: Episodes
     mean: Mean
     ci_low: Interval
     """Ends of the 95 % bootstrap interval of the mean, over episodes."""
     ci_high: float | None
     error_pct: Error
-    """Loss against the fp32 cell of the same agent and seed (for actorq: with fp32 actors), in percent of it; null
-    where its interval contains 0, and without such a cell."""
+    """Loss against the fp32 cell of the same agent and seed (for actorq, with fp32 actors), in percent of it. Null
+    if its interval contains 0, and without such a cell."""
     noninferior: bool | None
     verdict: Annotated[str | None, Column("verdict", _verdict, of=("verdict", "differs", "precision", "state"))]
-    """Paired with that cell's episodes; null where there is no such cell."""
+    """Verdict paired with that cell's episodes; null without such a cell."""
     differs: bool | None
     margin_pct: Annotated[float, Column("margin", "{:g} %".format, caption="margin {}")]
     """Loss that counts as non-inferior, in percent of the return in fp32."""
     measured: Annotated[bool | None, Column("kernels", formats.kernels)]
-    """False where no kernel runs the precision and it was simulated."""
+    """False if no kernel runs the precision and it was simulated."""
     file_bytes: int | None
     bits_mean: float | None
-    """Of a weight, over all layers."""
+    """Mean bits of a weight, over all layers."""
     bytes_packed: int | None
-    """Weights at their bits, scales and biases: what the policy weighs."""
+    """Size of the policy in bytes: weights at their bits, scales and biases."""
     weight_min: float | None
     weight_max: float | None
     weight_std: float | None
     seconds: Annotated[float | None, Column("seconds", lambda seconds: "–" if seconds is None else f"{seconds:.2f}")]
-    """From the cell's beginning to its end."""
+    """Duration of the cell."""
     env_steps: int | None
     minutes: float | None
-    """Of the training behind it; 0 where its agent comes from elsewhere."""
+    """Duration of its training; 0 if its agent comes from another source."""
     distillation: dict[str, float] | None
-    """round whose snapshot was chosen, 0 being what calibration made, its updates, states and validation_mean,
-    validation_episodes, and seconds: validation_s, and distillation_s without them; null of other methods."""
+    """Round of the chosen snapshot (0 is the calibrated policy), its updates, states and validation_mean,
+    validation_episodes, and seconds: validation_s, and distillation_s without them. Null for other methods."""
     returns: Returns
 
 
@@ -70,7 +70,7 @@ def _verdict(verdict: str | None, differs: bool | None, precision: str, state: s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusRow(AgentName, Row):
-    """How far one method of one agent is."""
+    """Progress of one method of one agent."""
 
     command = "study status"
     method: Method
@@ -81,12 +81,12 @@ class StatusRow(AgentName, Row):
     running: Annotated[int, Column("running", formats.count)]
     todo: Annotated[int, Column("to do", formats.count)]
     minutes: Minutes
-    """Of all cells that have ended."""
+    """Minutes of all cells that have ended."""
 
 
 def rows(records: Sequence[Record], margin_pct: float) -> list[CellRow]:
-    """A row for every cell that the study asks for; trainings, which score nothing themselves, have none."""
-    # others are compared with cells in fp32, and ActorQ's with those that had fp32 actors
+    """Return a row for every cell of the study, without trainings, which have no score."""
+    # baselines are cells in fp32, and for ActorQ those with fp32 actors
     baselines = (record for record in records if record.method in (FP32, ACTORQ) and record.precision == FP32)
     exact = {_agent(record): returns(record) for record in baselines if record.state == DONE}
     trained = {_agent(record): record.result for record in records if record.method == TRAIN and record.result}
@@ -98,7 +98,7 @@ def rows(records: Sequence[Record], margin_pct: float) -> list[CellRow]:
 
 
 def returns(record: Record) -> Array:
-    """float64 [episodes] of a cell that is done."""
+    """Return the returns of a finished cell, float64 [episodes]."""
     return np.asarray(record.result["returns"], np.float64)
 
 
@@ -121,7 +121,7 @@ def _row(record: Record, exact: Array | None, training: Mapping[str, Any], margi
 
 
 def status(records: Sequence[Record]) -> list[StatusRow]:
-    """One row for every method of every agent, in the study's order."""
+    """Return one row for every method of every agent, in the study's order."""
     counted = []
     for (agent, method), members in by(records, lambda record: (record.of_agent(), record.method)).items():
         states = [record.state for record in members]

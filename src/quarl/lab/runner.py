@@ -1,7 +1,7 @@
-"""The runner: measures the cells that are missing, so many at a time, each within its bounds, and keeps what they find.
+"""The runner: measures missing cells, a number at a time, each within its bounds, and keeps their results.
 
-It is the only process that writes the store. Whatever happens to a cell is one cell's row; whatever happens to the
-runner, its processes end with it, and what was finished stays.
+It is the only process that writes the store. A failure of a cell affects only that cell's row. If the runner ends, its
+processes end with it, and finished cells stay.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from quarl.readers import zoo
 
 Progress = Callable[[str, int], None]
 MakePool = Callable[[Path, Bounds, int, Callable[[], None]], Pool]
-"""As `LocalPool` is made."""
+"""Function with the signature of `LocalPool`."""
 WORK = {**trainings.WORK, ACTORQ: actorq.run, THROUGHPUT: actorq.watch_window}
-"""What measures a cell that no worker plays, by its method."""
+"""Function that measures a cell without a worker, by its method."""
 PLAYED = (FP32, PTQ)
-"""Methods whose cells are forked from a worker; the others' processes begin from nothing."""
+"""Methods whose cells are forked from a worker; the processes of others start empty."""
 TICK_S = 0.2
 LOG = "study.log"
-"""In the study's folder: what its processes print."""
+"""File in the study's folder with the output of its processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What a run over a study's cells ended with."""
+    """The result of a run over a study's cells."""
 
     records: Sequence[Record]
-    """Of the chosen cells."""
+    """Records of the chosen cells."""
     left: int
-    """Cells that were not begun in time."""
+    """Number of cells that did not start in time."""
     signal: int | None
-    """The number of the signal that ended it early."""
+    """Number of the signal that ended it early."""
 
 
 def measure(
@@ -64,10 +64,21 @@ def measure(
     retry_failed: bool,
     make_pool: MakePool = LocalPool,
 ) -> Measured:
-    """Measures what is missing of the chosen cells, inside `locked(folder)`.
+    """Measure the missing ones of the chosen cells, inside `locked(folder)`.
 
-    cells: all of the study. progress: told how many there are to measure. jobs: cells at a time, of a machine.
-    minutes: after these no cell begins. make_pool: of the processes that measure.
+    Args:
+        folder: Folder of the study.
+        study: The study.
+        cells: All cells of the study.
+        chosen: Cells to measure.
+        progress: Called with the number of cells to measure.
+        jobs: Number of cells at a time on a machine.
+        minutes: Time after which no cell starts.
+        retry_failed: Measure failed cells again.
+        make_pool: Makes the pool of measuring processes.
+
+    Returns:
+        The records, the number of cells left, and the signal.
     """
     with ExitStack() as stack:
         store = stack.enter_context(Store(folder, create=True))
@@ -88,7 +99,7 @@ def measure(
 
 
 def _lost(folder: Path, store: Store, cells: Sequence[Cell]) -> list[str]:
-    """Trainings that are done, whose agents were removed since, and that cells still wait for."""
+    """Return finished trainings whose agents were removed since, and that cells still need."""
     states = store.states()
     wanted = {cell.needs for cell in cells if cell.needs and states[cell.key] == TODO}
     done = [cell.key for cell in cells if cell.method == TRAIN and cell.key in wanted and states[cell.key] == DONE]
@@ -107,8 +118,15 @@ class Runner:
         *,
         minutes: float,
     ) -> None:
-        """cells: all that the study asks for, which the store knows. make_pool: called with what its workers import.
-        minutes: after these no cell begins."""
+        """Prepare the run.
+
+        Args:
+            folder: Folder of the study.
+            store: Its store, which knows the cells.
+            cells: All cells of the study.
+            make_pool: Called with the imports of its workers.
+            minutes: Time after which no cell starts.
+        """
         self.folder, self.store, self.make_pool = folder, store, make_pool
         self.deadline = time.monotonic() + 60 * minutes
         self.cells = {cell.key: cell for cell in cells}
@@ -120,7 +138,7 @@ class Runner:
         self.started: list[str] = []
 
     def run(self, chosen: Sequence[Cell], progress: Progress) -> int | None:
-        """Measures what is to be done of the chosen cells; the number of a signal that ended it early."""
+        """Measure the chosen cells that are to do; return the number of a signal that ended it early."""
         self.progress = progress
         self.waiting = {cell.key: cell for cell in chosen if self.states[cell.key] == TODO}
         played = {key: cell for key, cell in self.waiting.items() if cell.method in PLAYED}
@@ -143,11 +161,11 @@ class Runner:
 
     @property
     def left(self) -> int:
-        """Cells that were not begun."""
+        """Number of cells that were not started."""
         return len(self.waiting)
 
     def _fill(self) -> None:
-        """Begins cells while there are free places and time; lets workers go that nobody waits for."""
+        """Start cells while there are free places and time; release workers that no cell waits for."""
         over = time.monotonic() >= self.deadline
         for key, cell in [] if over else list(self.waiting.items()):
             if self.pool.full:
@@ -170,14 +188,14 @@ class Runner:
         return agent_is_missing or any(self.states[key] in (TODO, RUNNING) for key in cell.after)
 
     def _play(self, key: str, cell: Cell) -> None:
-        """Begins the cell where its worker is ready, and the worker where there is none."""
+        """Start the cell if its worker is ready, or start the worker."""
         name = self.workers[key]
         ready = self.pool.ready(name)
         if ready:
             self._begin(key)
             self.pool.submit(name, key, cell)
         elif ready is None:
-            # float formats are no grids to be fitted
+            # float formats need no calibration
             calibrate = any(other.is_integer for key, other in self.waiting.items() if self.workers.get(key) == name)
             self.pool.prepare(name, partial(make_worker, self._job(cell), calibrate=calibrate))
 
@@ -187,7 +205,7 @@ class Runner:
         self.progress(self.cells[key].title, 0)
 
     def _job(self, cell: Cell) -> Job:
-        """What the process is told that measures the cell, or reads its agent."""
+        """Return the job for the process that measures the cell or reads its agent."""
         path = None
         if cell.method in PLAYED or cell.work.get("from") is not None:
             assert cell.agent is not None
@@ -202,7 +220,7 @@ class Runner:
             self.waiting[event.key] = self.cells[event.key]
         elif event.key in self.cells:
             self._finish(event)
-        elif error := event.result.error:  # its worker cannot be
+        elif error := event.result.error:  # its worker failed
             for key in [key for key in self.waiting if self.workers.get(key) == event.key]:
                 self._finish(Ended(key, Result(error=error)))
 
@@ -216,28 +234,28 @@ class Runner:
         self.progress(self.cells[key].title, 1)
 
     def _keep(self) -> None:
-        """What has happened goes to the disk. The next cells run already: a sync takes as long as a short cell."""
+        """Write all changes to the disk. The next cells run already, because a sync takes as long as a short cell."""
         finished, started = self.finished, self.started
         self.finished, self.started = [], []
         self.store.write(finished, started)
 
     def _close(self) -> None:
         self.pool.close()
-        with contextlib.suppress(QuarlError):  # what broke the run off is being said
+        with contextlib.suppress(QuarlError):  # the error that ended the run is reported elsewhere
             self._keep()
 
 
 def _worker_of(cell: Cell) -> str:
-    """Names the worker of a cell that is played: agent and seed."""
+    """Return the name of the worker of a cell that is played: agent and seed."""
     identity: Mapping[str, Any] = {} if cell.agent is None else cell.agent.identity
     return f"{identity} {cell.work['env_id']} {cell.seed}"
 
 
 def _wrappers(cells: Iterable[Cell]) -> list[str]:
-    """Classes that the environments of the cells' agents are wrapped in, as far as files at hand say so."""
+    """Return the wrapper classes of the cells' environments, as far as available files name them."""
     paths = dict.fromkeys(cell.agent.path for cell in cells if cell.agent is not None and cell.agent.path is not None)
     names: dict[str, None] = {}
     for path in paths:
-        with contextlib.suppress(QuarlError):  # its cells will say it
+        with contextlib.suppress(QuarlError):  # its cells report it
             names |= dict.fromkeys(name for name, _ in zoo.read_settings(path)[0].wrappers)
     return list(names)

@@ -1,4 +1,4 @@
-"""Where an agent comes from: a zoo folder, the Hugging Face hub, a file, or a training that the study does itself."""
+"""The source of an agent: a zoo folder, the Hugging Face hub, a file, or a training of the study."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from quarl.readers import find, hub, zoo
 
 TRAIN, ZOO, HUB, FILE = "train", "zoo", "hub", "file"
 CALLED: Mapping[str, tuple[str, ...]] = {"ppo": ("ppo", "ppo2")}
-"""Other names that a zoo has for an algorithm's folder: Stable-Baselines 2 called its PPO so."""
+"""Other names of an algorithm's folder in a zoo; ppo2 is the name of PPO in Stable-Baselines 2."""
 STRETCHES, EVALUATIONS = 10, 20
-"""Of a training, at most."""
+"""Largest number of stretches and of evaluations in a training."""
 FEWEST_STEPS = 2000
-"""Of a stretch: to begin one takes about a second."""
+"""Fewest steps in a stretch, because starting one takes about a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """One agent, before anything of it is read."""
+    """One agent, before any of its contents is read."""
 
     source: str
     """train, zoo:FOLDER, hub:ORG/NAME or file:PATH."""
     identity: Mapping[str, Any]
-    """What determines it, in plain values: the hash of its files, or its training."""
+    """Everything that determines it, in plain values: the hash of its files, or its training."""
     path: Path | None = None
-    """None where it is yet to be trained."""
+    """Path of its file; None if it is yet to be trained."""
     algo: str
-    """What its folder calls the algorithm."""
+    """Name of the algorithm's folder."""
     n_timesteps: int | None
-    """Environment steps that it was trained for, where that is known."""
+    """Environment steps of its training, if they are known."""
     normalize: str | None = None
-    """The statistics with which it observed, or none; None: what lies beside it."""
+    """The statistics that normalized its observations, or none; None means those beside it."""
 
     @property
     def kind(self) -> str:
@@ -49,10 +49,22 @@ class Agent:
 
 
 def locate(study: Study, entry: PolicyEntry, env_id: str, seed: int) -> Agent | None:
-    """The agent from the first source that has one; None where none has and the entry says what that means.
+    """Return the agent from the first source that has one; None if none has and the entry gives a reason.
 
-    A repository of the hub is fetched here, so that all cells read one commit of it, wherever `main` moves. A hub that
-    is out of reach is a mistake and not a source less: no network decides which agent is measured.
+    A repository of the hub is fetched here, so that all cells read the same commit of it, even if `main` moves. A hub
+    that is out of reach is an error, because the network must not decide which agent is measured.
+
+    Args:
+        study: The study.
+        entry: The policy.
+        env_id: Current id of its environment.
+        seed: Seed of its training.
+
+    Returns:
+        The agent or None.
+
+    Raises:
+        QuarlError: No source has the agent; the message names the line.
     """
     missing: QuarlError | None = None
     for source in entry.source:
@@ -77,7 +89,16 @@ def locate(study: Study, entry: PolicyEntry, env_id: str, seed: int) -> Agent | 
 
 
 def training(entry: PolicyEntry, env_id: str, seed: int) -> dict[str, Any]:
-    """Everything on which a training's result depends, RL Zoo's tuned hyper-parameters included."""
+    """Return everything that determines a training's result, including RL Zoo's tuned hyper-parameters.
+
+    Args:
+        entry: The policy.
+        env_id: Current id of its environment.
+        seed: Seed of the training.
+
+    Returns:
+        The training's work in plain values.
+    """
     written = tuned.read(entry.algo, env_id, atari=is_atari(env_id)).written
     n_timesteps = entry.n_timesteps or int(written["n_timesteps"])
     return {
@@ -93,7 +114,7 @@ def training(entry: PolicyEntry, env_id: str, seed: int) -> dict[str, Any]:
 
 
 def lengths(n_timesteps: int) -> dict[str, int]:
-    """Environment steps of a training, of its stretches from one checkpoint to the next, and between evaluations."""
+    """Return the environment steps of a training, of its stretches between checkpoints, and between evaluations."""
     return {
         "n_timesteps": n_timesteps,
         "save_freq": max(n_timesteps // STRETCHES, FEWEST_STEPS),
@@ -102,7 +123,7 @@ def lengths(n_timesteps: int) -> dict[str, int]:
 
 
 def _read(study: Study, entry: PolicyEntry, source: str, path: Path, algo: str) -> Agent:
-    """The agent in the file; algo: what its folder calls the algorithm."""
+    """Return the agent in the file; algo: name of its algorithm's folder."""
     normalize = entry.normalize
     if normalize not in (None, NONE):
         normalize = str(study.agents / normalize)
@@ -118,13 +139,19 @@ def _read(study: Study, entry: PolicyEntry, source: str, path: Path, algo: str) 
 
 
 def check_file(path: Path, identity: Mapping[str, Any], normalize: str | None) -> None:
-    """QuarlError where the agent's file is not the one that the study was planned with."""
+    """Raise QuarlError if the agent's file has changed since the study was planned.
+
+    Args:
+        path: File of the agent.
+        identity: Its identity in the plan.
+        normalize: Its statistics.
+    """
     if identity.get("sha256") not in (None, digest(path, normalize)):
         raise QuarlError(f"{path} is another file than when the study was planned: repeat the command")
 
 
 def digest(path: Path, normalize: str | Path | None = None) -> str:
-    """Of the agent's file and what lies beside it."""
+    """Return the hash of the agent's file and the files beside it."""
     total = hashlib.sha256(read_bytes(path))
     settings = find.settings_folder(path)
     beside = [] if settings is None else [settings / name for name in find.BESIDE]
@@ -136,7 +163,7 @@ def digest(path: Path, normalize: str | Path | None = None) -> str:
 
 
 def _steps(entry: PolicyEntry, path: Path) -> int | None:
-    """Environment steps of its training, as the study or its config.yml says."""
+    """Return the environment steps of its training from the study or its config.yml."""
     if entry.n_timesteps is not None:
         return entry.n_timesteps
     beside = find.settings_folder(path)

@@ -1,7 +1,7 @@
-"""The store: study.sqlite in a study's folder, the one place where its rows are.
+"""The store: study.sqlite in a study's folder, which holds all of its rows.
 
-Only the process that runs the study writes, one transaction at a time, synced to the disk; whoever is killed at any
-moment leaves every finished cell. Others may read meanwhile.
+Only the process that runs the study writes, one transaction at a time, synced to the disk. Finished cells survive a
+kill at any time. Other processes may read meanwhile.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from quarl.processes.pool import Ended
 
 NAME = "study.sqlite"
 VERSION = 1
-"""Of the tables; a database of a newer one is refused."""
+"""Version of the tables; a database with a newer one is refused."""
 TABLES = """
 CREATE TABLE study (
     id INTEGER PRIMARY KEY CHECK (id = 1),
@@ -58,7 +58,7 @@ CREATE TABLE cells (
 );
 """
 COLUMNS = (*NAMES, "episodes")
-"""Of a cell, by the same names."""
+"""Columns of a cell, with the same names."""
 WEIGHTS, REACHED = ("weight_min", "weight_max", "weight_std"), ("target", "reached_s", "clock_s")
 NEEDED: Mapping[str, tuple[str, ...]] = {
     TRAIN: ("agent",),
@@ -67,12 +67,12 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
     UPDATES: ("seconds",),
     THROUGHPUT: ("actors", "slices"),
 }
-"""Values without which no table can be made of a finished cell, by its method; of others, the returns."""
+"""Values that tables need of a finished cell, by its method; other methods need only the returns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record(Named):
-    """A cell as the database has it."""
+    """A cell in the database."""
 
     key: str
     episodes: int
@@ -81,11 +81,11 @@ class Record(Named):
     seconds: float | None = None
     peak_mb: float | None = None
     result: Mapping[str, Any] = field(default_factory=dict)
-    """What was measured; empty where nothing was."""
+    """Measured values; empty if there are none."""
 
 
 def _is_whole(method: str, result: Mapping[str, Any]) -> bool:
-    """Tell whether the result of a finished cell has what tables are made of, as numbers."""
+    """Return True if a finished cell's result has all values of tables, as numbers."""
     needed, returns = NEEDED.get(method, ("returns",)), result.get("returns", [0])
     numbers = (result[name] for name in (*WEIGHTS, *REACHED) if result.get(name) is not None)
     is_list = isinstance(returns, list) and bool(returns) and result.keys() >= {*needed}
@@ -96,7 +96,11 @@ class Store:
     """An open database."""
 
     def __init__(self, folder: Path, *, create: bool = False) -> None:
-        """create: make it where it is missing, inside `locked`; QuarlError otherwise, or if it is damaged or newer."""
+        """Open the database; `create` makes it if it is missing, inside `locked`.
+
+        Raises:
+            QuarlError: It is missing without `create`, damaged, or newer.
+        """
         self.path = folder / NAME
         self._advice = "; choose another folder with -o" if create else ""
         if not create and not self.path.is_file():
@@ -123,7 +127,7 @@ class Store:
         self.close()
 
     def ask(self, name: str, document: Mapping[str, Any], version: str, cells: Sequence[Cell]) -> None:
-        """Makes these the cells that the study asks for; what others have found stays, and is not reported.
+        """Set the cells of the study; results of others stay and are not reported.
 
         Cells that were running when their runner was killed are to be done again.
         """
@@ -148,12 +152,12 @@ class Store:
                     self._db.execute("UPDATE cells SET state = ?, error = ? WHERE key = ?", (NA, cell.na, cell.key))
 
     def states(self) -> dict[str, str]:
-        """Of all cells that are asked for, by key."""
+        """Return the states of the study's cells by key."""
         with self._said():
             return dict(self._db.execute("SELECT key, state FROM cells WHERE place IS NOT NULL"))
 
     def again(self, keys: Iterable[str]) -> None:
-        """Forgets what came of these cells: they are to be done."""
+        """Delete the results of these cells and mark them as to do."""
         with self._transaction():
             self._db.executemany(
                 "UPDATE cells SET state = ?, error = NULL, row = NULL, started = NULL, seconds = NULL, peak_mb = NULL"
@@ -162,7 +166,7 @@ class Store:
             )
 
     def write(self, finished: Sequence[Ended], started: Sequence[str]) -> None:
-        """Keeps what came of cells, and that others have begun."""
+        """Write the results of finished cells, and mark others as running."""
         if not finished and not started:
             return
         with self._transaction():
@@ -180,7 +184,7 @@ class Store:
                 )
 
     def put(self, cell: Cell, result: Mapping[str, Any]) -> None:
-        """Keeps what a cell has measured that no study asks for."""
+        """Write the result of a cell that belongs to no study."""
         values = [getattr(cell, column) for column in COLUMNS]
         with self._transaction():
             self._db.execute(
@@ -190,21 +194,21 @@ class Store:
             )
 
     def result(self, key: str) -> Mapping[str, Any]:
-        """What a finished cell has measured; empty where there is none."""
+        """Return the result of a finished cell; an empty mapping without one."""
         with self._said():
             row = self._db.execute("SELECT row FROM cells WHERE key = ?", (key,)).fetchone()
         return self._parsed(row[0] if row else None)
 
     def study(self) -> tuple[str, Mapping[str, Any]]:
-        """Name and file of the study."""
+        """Return the name and the file of the study."""
         with self._said():
             row = self._db.execute("SELECT name, file FROM study").fetchone()
         if row is None:
-            raise QuarlError(f"{self.path} holds no study yet: quarl study run STUDY -o {self.path.parent} begins it")
+            raise QuarlError(f"{self.path} holds no study yet: quarl study run STUDY -o {self.path.parent} starts it")
         return str(row[0]), self._parsed(row[1])
 
     def records(self) -> list[Record]:
-        """The cells that are asked for, in the study's order."""
+        """Return the study's cells, in its order."""
         names = ("key", *COLUMNS, "state", "error", "seconds", "peak_mb", "row")
         with self._said():
             rows = self._db.execute(
@@ -221,7 +225,7 @@ class Store:
             raise QuarlError(f"{self.path} holds no study: quarl study run STUDY -o {self.path.parent} begins one")
         if self._db.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
             raise QuarlError(f"{self.path} is a database of something else: choose another folder with -o")
-        # a log beside the file, from now on: those who read never wait for the one who writes
+        # write-ahead log: readers never wait for the writer
         self._db.execute("PRAGMA journal_mode = WAL")
         with self._transaction():
             for statement in TABLES.strip().removesuffix(";").split(";"):
@@ -256,7 +260,7 @@ class Store:
 
     @contextlib.contextmanager
     def _said(self) -> Iterator[None]:
-        """What the database refuses, as one line."""
+        """Raise errors of the database as one line."""
         try:
             yield
         except sqlite3.Error as error:

@@ -1,4 +1,4 @@
-"""A study's tables: errors as the paper's tables have them, sweet spots, training for a precision, time to reward."""
+"""Tables of a study: errors as in the paper's tables, sweet spots, training for a precision, time to reward."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from quarl.stats import as_fields
 
 FP16, INT8 = "fp16", "int8"
 MEAN = "mean"
-"""Stands for the environment in the row of an algorithm's mean."""
+"""Name in place of the environment in the row of an algorithm's mean."""
 MEANS = ("staleness_p50", "staleness_p99", "final_return", "final_return_quantised")
 """Facts of an ActorQ training that its row averages over the seeds."""
 Grid = tuple[str, str]
@@ -32,7 +32,10 @@ Grid = tuple[str, str]
 
 
 def errors(groups: Sequence[Group]) -> list[ErrorsRow]:
-    """Return in fp32, fp16 and int8 with E, one row a policy and scheme, then each algorithm's mean of E."""
+    """Return the returns in fp32, fp16 and int8 with E.
+
+    There is one row per policy and scheme, then each algorithm's mean of E.
+    """
     int8 = (group for group in groups if group.precision == INT8 and group.method == PTQ)
     grids = list(dict.fromkeys((group.scheme, group.mode) for group in int8))
     rows: list[ErrorsRow] = []
@@ -54,7 +57,7 @@ def errors(groups: Sequence[Group]) -> list[ErrorsRow]:
 
 
 def of_the_same_seeds(*columns: Group) -> list[Group]:
-    """Means stand side by side only where they are of the same seeds."""
+    """Return the groups with only common seeds, so that their means are comparable."""
     seeds = [{record.seed for record in group.records} for group in columns if group.records]
     common = set.intersection(*seeds) if seeds else set()
     return [group.of(common) for group in columns]
@@ -75,9 +78,9 @@ def _error_row(agent: AgentName, grid: Grid, exact: Group, fp16: Group, int8: Gr
 
 
 def _mean_row(algo: str, grid: Grid, columns: Sequence[Sequence[Group]]) -> ErrorsRow:
-    """Mean of E over the policies that have one in every column, as the paper's tables end.
+    """Return the mean of E over the policies that have one in every column, as at the end of the paper's tables.
 
-    columns: in fp32, fp16 and int8 of each policy.
+    `columns` are those in fp32, fp16 and int8 of each policy.
     """
     places = [place for place in (1, 2) if any(three[place].records for three in columns)]
     agents = [{place: _together(three[place]) for place in places} for three in columns]
@@ -92,8 +95,10 @@ def _mean_row(algo: str, grid: Grid, columns: Sequence[Sequence[Group]]) -> Erro
 
 
 def _together(group: Group) -> tuple[Array, Array] | None:
-    """All seeds' episodes: one is as good as another for what is asked here, of these agents and not of others. None
-    where there is none, or no E because fp32's interval contains 0."""
+    """Return the episodes of all seeds together, because the question is about these agents and not about others.
+
+    None without episodes, or without E because fp32's interval contains 0.
+    """
     if not (pairs := group.pairs):
         return None
     exact, quantised = (np.concatenate(side) for side in zip(*pairs, strict=True))
@@ -101,9 +106,15 @@ def _together(group: Group) -> tuple[Array, Array] | None:
 
 
 def sweet_spots(groups: Sequence[Group], records: Sequence[Record], margin_pct: float) -> list[SweetSpotRow]:
-    """The smallest width whose every wider width is non-inferior, one row a policy and scheme.
+    """Return the smallest width whose every wider width is non-inferior, one row per policy and scheme.
 
-    records: all of the study; a width that is not measured with each of its seeds has shown nothing.
+    Args:
+        groups: Groups of the study.
+        records: All cells of the study; a width that lacks one of its seeds counts as not non-inferior.
+        margin_pct: Acceptable loss in percent.
+
+    Returns:
+        The rows.
     """
     planned: dict[tuple[AgentName, str, str], dict[int, set[int]]] = {}
     for record in records:
@@ -140,7 +151,7 @@ def sweet_spots(groups: Sequence[Group], records: Sequence[Record], margin_pct: 
 
 
 def means(groups: Sequence[Group]) -> list[Fields]:
-    """Return over seeds of every policy with every method at every precision, over the seeds that all of them have."""
+    """Return the mean return of every policy, method and precision, over the seeds that all of them have."""
     points: list[Fields] = []
     for agent in dict.fromkeys(group.agent for group in groups):
         for group in of_the_same_seeds(*(other for other in groups if other.agent == agent)):
@@ -152,8 +163,10 @@ def means(groups: Sequence[Group]) -> list[Fields]:
 
 
 def trained(groups: Sequence[Group], margin_pct: float) -> list[TrainedRow]:
-    """Agents trained or distilled for a precision beside fp32 and what post-training quantisation makes of it at that
-    precision with the same scheme or, where that is not measured, mid-tread; dynamic before static."""
+    """Return agents trained or distilled for a precision beside fp32 and post-training quantization.
+
+    The latter has the same precision and scheme or, if that is not measured, mid-tread; dynamic comes before static.
+    """
     rows: list[TrainedRow] = []
     for group in (group for group in groups if group.method in (QAT, DISTILL)):
         name = QuantSpec.parse(group.precision).precision
@@ -189,7 +202,7 @@ def learning(groups: Sequence[Group], records: Sequence[Record]) -> list[Learnin
             before, after = of_the_same_seeds(_find(groups, group.agent, UNTRAINED, FP32), group)
             if not after.records or not (before.records or len(task) > 1):
                 continue
-            # over the seeds that both have
+            # the seeds that both have
             difference = after.of(task[0].exact).gain(task[0] if group is not task[0] else EMPTY)
             facts = [lengths[group.agent, record.seed] for record in after.records]
             within = difference is not None and not math.isnan(difference.low)
@@ -211,10 +224,12 @@ def learning(groups: Sequence[Group], records: Sequence[Record]) -> list[Learnin
 
 
 def actorq(records: Sequence[Record]) -> list[ActorQRow]:
-    """ActorQ trainings over seeds: what the learner's policy scores, when it reached the target, and how much sooner.
+    """Return ActorQ trainings over seeds.
 
-    Seconds are of the training clock: to the target, or to the end of a run that never reached it, or that had none;
-    their geometric mean.
+    Rows have the score of the learner's policy, the seconds to the target, and the speed-up.
+
+    Seconds are of the training clock, to the target or to the end of a run that never reached it or had none; the row
+    has their geometric mean.
     """
     groups = grouped(records, (ACTORQ,))
     rows: list[ActorQRow] = []
@@ -226,7 +241,7 @@ def actorq(records: Sequence[Record]) -> list[ActorQRow]:
         }
         against = [(same[record.seed], record.result) for record in group.records if record.seed in same]
         ratios = [_seconds(exact) / _seconds(result) for exact, result in against]
-        # whoever was stopped short of the target would have taken longer
+        # a run stopped before the target would have taken longer
         clear = group.precision != FP32 and all(result["reached_s"] is not None for _, result in against)
         faster = stats.geometric_mean(ratios) if ratios and clear else None
         rows.append(
@@ -259,7 +274,7 @@ def _seconds(fact: Mapping[str, Any]) -> float:
 
 
 def excluded(records: Sequence[Record]) -> list[ExcludedRow]:
-    """Cells that have no result and never will by themselves, with why: n/a, and failed."""
+    """Return the cells that have no result and need action, n/a or failed, with the reason."""
     counts = Counter(
         (record.of_agent(), record.method, record.state, record.error or "")
         for record in records

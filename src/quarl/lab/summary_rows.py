@@ -1,4 +1,4 @@
-"""Rows of a study's tables: errors as the paper's tables have them, sweet spots, training for a precision, ActorQ."""
+"""Rows of a study's tables: errors as in the paper's tables, sweet spots, training for a precision, ActorQ."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quarl.stats import INFERIOR, NONINFERIOR
 
 
 def _mode(mode: str, scheme: str) -> str:
-    """Of widths from 2 to 8; the original's scheme leaves activations in float32."""
+    """Return the mode of widths from 2 to 8; the original's scheme leaves activations in float32."""
     return "" if scheme in SCHEMES and SCHEMES[scheme].original else mode
 
 
@@ -34,7 +34,7 @@ def _agents(count: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorsRow(AgentName, Row):
-    """One agent in one scheme; a row whose env_id is `mean` ends each algorithm."""
+    """One agent in one scheme; a row with env_id `mean` ends each algorithm."""
 
     command = "study errors"
     scheme: Scheme
@@ -58,7 +58,7 @@ class ErrorsRow(AgentName, Row):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweetSpotRow(AgentName, Row):
-    """One agent in one scheme: which widths keep its return."""
+    """The widths at which one agent in one scheme keeps its return."""
 
     command = "study sweet spots"
     scheme: Scheme
@@ -70,13 +70,13 @@ class SweetSpotRow(AgentName, Row):
     ]
     noninferior: list[bool]
     verdicts: list[str | None]
-    """By width; null where some seed's is missing."""
+    """Verdicts by width; null if that of a seed is missing."""
     sweet_spot: Annotated[int | None, Column("sweet spot", lambda bits: "none" if bits is None else f"{bits} bits")]
-    """The narrowest width that is non-inferior with all wider ones; null where the widest is not."""
+    """The narrowest width that is non-inferior together with all wider ones; null if the widest is not."""
 
 
 def _widths(widths: Sequence[int], verdicts: Sequence[str | None]) -> str:
-    """Widths from wide to narrow, in brackets where they are not non-inferior."""
+    """Return the widths from wide to narrow, in brackets unless they are non-inferior."""
     marks = {NONINFERIOR: "{}", INFERIOR: "[{}]"}
     return " ".join(marks.get(word or "", "({})").format(bits) for bits, word in zip(widths, verdicts, strict=True))
 
@@ -91,7 +91,7 @@ class TrainedRow(AgentName, Row):
     seeds: Seeds
     fp32: Annotated[float | None, Column("fp32", formats.number)]
     ptq: Annotated[float | None, Column("ptq", formats.number)]
-    """Return of the fp32 agent quantised to that precision after training."""
+    """Return of the fp32 agent quantized to that precision after training."""
     error_ptq_pct: Annotated[float | None, Column("E_ptq %", formats.number)]
     trained: Annotated[float | None, Column("trained", formats.number)]
     error_trained_pct: Annotated[float | None, Column("E_trained %", formats.number)]
@@ -101,7 +101,7 @@ class TrainedRow(AgentName, Row):
     verdict: Annotated[str | None, Column("verdict", formats.verdict, of=("verdict", "differs"))]
     differs: bool | None
     gain: float | None
-    """Of it over ptq in return, with the ends of its interval."""
+    """Gain of its return over ptq, with the ends of its interval."""
     gain_low: float | None
     gain_high: float | None
 
@@ -131,7 +131,7 @@ class LearningRow(AgentName, Row):
     difference_low: float | None
     difference_high: float | None
     equal: Annotated[bool | None, Column("equal", lambda equal: {None: "–", True: "within", False: "apart"}[equal])]
-    """Whether the difference's interval contains 0."""
+    """True if the difference's interval contains 0."""
     minutes: Minutes
     """Mean duration of a training."""
 
@@ -152,18 +152,18 @@ class ActorQRow(AgentName, Row):
     reached: Annotated[int, Column("reached", _reached, of=("reached", "seeds", "target"))]
     """Seeds whose learner reached the target."""
     seconds: Annotated[float, Column("seconds", formats.three_digits)]
-    """Of the training clock: to the target, or to the end of a run that never reached it, or that had none; their
-    geometric mean."""
+    """Training clock in seconds, to the target or to the end of a run that never reached it or had none; geometric
+    mean."""
     speedup: Annotated[float | None, Column("× fp32", _speedup, of=("speedup", "at_least"))]
     at_least: bool | None
-    """Whether a run with fp32 actors was stopped short of the target: the true speed-up is larger."""
+    """True if a run with fp32 actors was stopped before the target: the true speed-up is larger."""
     staleness_p50: Annotated[float | None, Column("age p50", formats.three_digits, optional=True)]
     """Updates between the weights behind a step and the learner that takes it in; the mean over seeds, as the rest."""
     staleness_p99: Annotated[float | None, Column("p99", formats.three_digits, optional=True)]
     final_return: Annotated[float | None, Column("last", formats.number, optional=True)]
     """Return of the learner's policy in the last evaluation of a training."""
     final_return_quantised: Annotated[float | None, Column("quantized", formats.number, optional=True)]
-    """The same of the actors' policy."""
+    """The same for the actors' policy."""
 
 
 def _reached(reached: int, seeds: int, target: float | None) -> str:
@@ -176,7 +176,7 @@ def _speedup(speedup: float | None, at_least: bool | None) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExcludedRow(AgentName, Row):
-    """Cells that have no result, and why."""
+    """Cells without a result, with the reason."""
 
     command = "study excluded"
     method: Method

@@ -1,5 +1,4 @@
-"""Cells that train, each in a process of its own: `quarl train`, `quarl distill` and `quarl actorq`, from what the
-cells' work says."""
+"""Cells that train, each in its own process: `quarl train`, `quarl distill` and `quarl actorq` with a cell's work."""
 
 from __future__ import annotations
 
@@ -30,18 +29,18 @@ from quarl.runs.outcome import TrainRow
 from quarl.specs import DistillSpec
 
 UNCHECKED = Path(tempfile.gettempdir()) / "runs"
-"""Stands for the folder of a training whose options are only checked."""
+"""Placeholder for the folder of a training whose options are only checked."""
 
 
 def train(job: Job) -> dict[str, Any]:
-    """A float agent: where its best is, relative to the study."""
+    """Train a float agent, and return the path of its best version, relative to the study."""
     run, row = _train(training_config(job.cell.work, job.folder))
     agent = run.path / f"{BEST}.zip"
     return {"agent": os.path.relpath(agent, job.study), **_length(row)}
 
 
 def play_untrained(job: Job) -> dict[str, Any]:
-    """What the networks score that the training begins with."""
+    """Play the networks as they are before the training."""
     begun = runs.Training(training_config(job.cell.work, job.folder), _print)  # writes nothing before it runs
     assert begun.model.env is not None
     begun.model.env.close()
@@ -49,21 +48,21 @@ def play_untrained(job: Job) -> dict[str, Any]:
 
 
 def train_quantised(job: Job) -> dict[str, Any]:
-    """An agent trained with fake quantisation, played in integers."""
+    """Train an agent with fake quantization and play it in integers."""
     work, normalize = job.cell.work, None
     if job.path is not None:
         assert job.cell.agent is not None
         normalize = job.cell.agent.normalize
         check_file(job.path, work["from"], normalize)
     run, row = _train(training_config(work, job.folder, job.path, normalize))
-    best = run.path / f"{BEST}.quarl"  # a run may be too short for an evaluation after quantisation began
+    best = run.path / f"{BEST}.quarl"  # a short run may have no evaluation after quantization started
     policy = artifact.read(best if best.is_file() else run.integers)
     assert isinstance(policy, QuantizedPolicy)
     return {**played(job, policy), **_length(row)}
 
 
 def distil(job: Job) -> dict[str, Any]:
-    """An agent's own quantised self, taught by it; the best of its snapshots is what is played."""
+    """Distill an agent into its own quantized version, and play the best snapshot."""
     work, worker = job.cell.work, make_worker(job, calibrate=True)
     policy, snapshots = worker.calibrated.policy, []
     if work.get("deterministic"):
@@ -96,7 +95,7 @@ WORK: Mapping[str, Callable[[Job], dict[str, Any]]] = {
     UNTRAINED: play_untrained,
     UPDATES: time_updates,
 }
-"""What measures a cell in a process of its own, by its method."""
+"""Function that measures a cell in its own process, by its method."""
 
 
 def played(job: Job, policy: QuantizedPolicy) -> dict[str, Any]:
@@ -110,7 +109,7 @@ def _length(row: TrainRow) -> dict[str, Any]:
 
 
 def _train(config: TrainConfig) -> tuple[RunFolder, TrainRow]:
-    """The run's folder and its row."""
+    """Return the run's folder and its row."""
     run, ended = runs.in_stretches(config, _print)
     if ended.row is None:
         raise SystemExit(ended.exit_code)
@@ -124,14 +123,24 @@ def _print(line: str) -> None:
 def training_config(
     work: Mapping[str, Any], folder: Path, trained_agent: Path | None = None, normalize: str | None = None
 ) -> TrainConfig:
-    """The `quarl train` of a training or of a quantisation-aware cell."""
+    """Return the options of `quarl train` for a training or a quantization-aware cell.
+
+    Args:
+        work: The cell's work.
+        folder: Folder of the run.
+        trained_agent: Agent to start from.
+        normalize: Its statistics.
+
+    Returns:
+        The options.
+    """
     return TrainConfig(
         algo=work["algo"],
         env=work["env_id"],
         n_timesteps=work["n_timesteps"],
         params=_words(work["params"]),
         qat=work.get("qat"),
-        edge_bits="same" if "qat" in work else TrainConfig.edge_bits,  # the precision names its own
+        edge_bits="same" if "qat" in work else TrainConfig.edge_bits,  # the precision names its own edges
         quant_delay=work.get("quant_delay"),
         trained_agent=trained_agent,
         normalize=normalize,
@@ -147,14 +156,14 @@ def training_config(
 
 
 def check_training(work: Mapping[str, Any]) -> None:
-    """QuarlError where `quarl train` would not begin for its options or hyper-parameters."""
+    """Raise QuarlError if `quarl train` would refuse its options or hyper-parameters."""
     config = training_config(work, UNCHECKED)
     config.check()
     if not config.eval_episodes:
         raise QuarlError("eval_episodes: 0 leaves no best agent, which is the one that is measured")
     if not config.params:
         return
-    from quarl.algorithms.learners import constructor  # here: loading learners takes a second
+    from quarl.algorithms.learners import constructor  # imported here: loading learners takes a second
     from quarl.runs.hyperparameters import interpret
 
     recipe = interpret({"n_timesteps": config.n_timesteps or 1, **config.hyperparameters()}, Path("params"))
@@ -162,7 +171,7 @@ def check_training(work: Mapping[str, Any]) -> None:
 
 
 def check_actorq(work: Mapping[str, Any]) -> None:
-    """QuarlError where `quarl actorq` would not begin for its options or hyper-parameters."""
+    """Raise QuarlError if `quarl actorq` would refuse its options or hyper-parameters."""
     from quarl.actorq.build import hyperparameters
 
     config = actorq_config(work, UNCHECKED)
@@ -171,7 +180,7 @@ def check_actorq(work: Mapping[str, Any]) -> None:
 
 
 def actorq_config(work: Mapping[str, Any], folder: Path) -> ActorQConfig:
-    """The `quarl actorq` of a cell."""
+    """Return the options of `quarl actorq` for a cell."""
     return ActorQConfig(
         algo=work["algo"],
         env=work["env_id"],
@@ -186,5 +195,5 @@ def actorq_config(work: Mapping[str, Any], folder: Path) -> ActorQConfig:
 
 
 def _words(params: Mapping[str, Any]) -> tuple[str, ...]:
-    """NAME:VALUE, as on the command line."""
+    """Return the hyper-parameters as NAME:VALUE, as on the command line."""
     return tuple(f"{name}:{value}" for name, value in params.items())

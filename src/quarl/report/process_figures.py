@@ -64,7 +64,7 @@ def ages(rows: Sequence[Fields], title: str) -> Figure:
         age = np.array([row[key] for row in rows], np.float64)
         upper.plot(seconds, age, color=style.SERIES[number], label=label)
     for number, (label, versions) in enumerate(behind.items(), 2):
-        # 0: none yet, as where a run goes on
+        # 0 means none yet, as after resuming
         late = [row["version"] - version if version else np.nan for row, version in zip(rows, versions, strict=True)]
         lower.plot(seconds, late, color=style.SERIES[number], label=label)
     for axes, label in ((upper, "age, updates"), (lower, "versions behind")):

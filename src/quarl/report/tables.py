@@ -17,7 +17,7 @@ from quarl.report.schema import Fields
 from quarl.rows import Column, Row, columns
 
 FILE_WIDTH = 160
-"""Columns of a table that goes to a file or a pipe, where nothing says how wide the reader's window is."""
+"""Characters in a line of a table for a file or a pipe, because the width of the reader's window is unknown."""
 MAX_CELL = 300
 """Largest number of characters in a cell: names from files can have any length. Files of rows contain them in full."""
 

@@ -1,1 +1,1 @@
-"""Verbs of the laboratory: each module's `run(config)` does one."""
+"""Commands of the laboratory: each module's `run(config)` executes one."""

@@ -1,4 +1,4 @@
-"""`quarl study run` and `quarl study status`: the cells of a study are measured and counted."""
+"""`quarl study run` and `quarl study status`: measure or count the cells of a study."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from quarl.processes.signals import SIGNALLED
 from quarl.report import schema
 
 SOME_FAILED = 2
-"""Exit code."""
+"""Exit code if some cells failed."""
 
 
 def run(config: StudyRunConfig | StudyStatusConfig) -> int:
@@ -31,7 +31,10 @@ def run(config: StudyRunConfig | StudyStatusConfig) -> int:
 
 
 def _run(config: StudyRunConfig) -> int:
-    """Measures what is missing, within the time; 128 + its number after a signal, SOME_FAILED where cells failed."""
+    """Measure the missing cells within the time.
+
+    Return 128 + its number after a signal, SOME_FAILED if cells failed, otherwise 0.
+    """
     study = file.read(config.study, config.agents)
     cells = plan(study, config.seed, config.env_module)
     chosen = _chosen(config, cells)
@@ -50,11 +53,11 @@ def _run(config: StudyRunConfig) -> int:
 
 @contextmanager
 def _pool(config: StudyRunConfig) -> Iterator[MakePool]:
-    """Makes the pool of this machine, or of the cluster's."""
+    """Yield the maker of a pool on this machine, or on the cluster's."""
     if config.cluster is None:
         yield LocalPool
         return
-    from quarl.cluster import connection  # here: few need it
+    from quarl.cluster import connection  # imported here: few need it
 
     address, token = config.cluster, None
     with ExitStack() as stack:
@@ -65,18 +68,18 @@ def _pool(config: StudyRunConfig) -> Iterator[MakePool]:
         stack.callback(connection.disconnect)
         if config.cluster != "local":
             connection.check_machines(machines)
-        from quarl.cluster.cell_pool import ClusterPool  # here: it imports Ray, which has its environment now
+        from quarl.cluster.cell_pool import ClusterPool  # imported here: it imports Ray, whose environment is set now
 
         yield partial(ClusterPool, connection.enough(machines, config.nodes))
 
 
 def ended(measured: Measured, config: StudyRunConfig | SweepConfig) -> int:
-    """The exit code, with what the user has to know of a run that was not whole."""
+    """Print the reason if the run is incomplete, and return the exit code."""
     if measured.signal is not None:
-        terminal.complain(f"stopped by a signal; go on with {config.command_line()}")
+        terminal.complain(f"stopped by a signal; resume with {config.command_line()}")
         return SIGNALLED + measured.signal
     if measured.left:
-        terminal.complain(f"the time is over with {measured.left} cells to go: repeat the command to go on")
+        terminal.complain(f"the time is over with {measured.left} cells to go: repeat the command to continue")
     return SOME_FAILED if failures(measured.records) else 0
 
 
@@ -91,18 +94,18 @@ def show(
     """Show the cells and name those that failed.
 
     Args:
-        config: The verb's options.
-        title: The name of the study.
+        config: The command's options.
+        title: Name of the study.
         margin: Acceptable loss of return in percent.
         records: The cells.
-        said: Lines about them that follow.
-        about: Facts for the document.
+        *said: Lines about them that follow.
+        **about: Facts for the document.
     """
     terminal.tell(config, rows.CellRow, rows.rows(records, margin), title, *failures(records), *said, **about)
 
 
 def failures(records: Sequence[Record]) -> list[str]:
-    """A line for each cell that failed, which says why."""
+    """Return a line for each failed cell with the reason."""
     return [
         f"failed: {record.algo} {record.env_id} {record.method} {record.precision}: {record.error}"
         for record in records
@@ -117,14 +120,14 @@ def _counted(records: Sequence[Record]) -> str:
 
 
 def _chosen(config: StudyRunConfig, cells: Sequence[Cell]) -> list[Cell]:
-    """The cells that --only names, with the trainings that they need and the fp32 that they are compared with."""
+    """Return the cells that --only names, the trainings they need, and the fp32 cells they are compared with."""
     names = [(f"{cell.algo}/{cell.env_id}", cell.source, cell.method, cell.precision) for cell in cells]
     known = [name for kind in zip(*names, strict=True) for name in dict.fromkeys(kind)]
     if unknown := [word for word in config.only if word not in known]:
         raise QuarlError(f"--only {unknown[0]}: the study has no such cell; it has {', '.join(dict.fromkeys(known))}")
     asked = [set(config.only) & {*kind} or kind for kind in zip(*names, strict=True)]
     keys: set[str] = set()
-    for cell, of_cell in reversed(list(zip(cells, names, strict=True))):  # what a cell needs precedes it
+    for cell, of_cell in reversed(list(zip(cells, names, strict=True))):  # the training of a cell precedes it
         fits = [name in words for name, words in zip(of_cell, asked, strict=True)]
         if cell.key in keys or all(fits[:2] if cell.method == FP32 else fits):
             keys |= {cell.key, cell.needs, *cell.after}
@@ -132,7 +135,7 @@ def _chosen(config: StudyRunConfig, cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _dry(config: StudyRunConfig, study: Study, cells: Sequence[Cell]) -> int:
-    """Shows what would be measured, and what is there already."""
+    """Show the cells that would be measured, and those that exist already."""
     states: dict[str, str] = {}
     if (config.output / NAME).is_file():
         with Store(config.output) as store:

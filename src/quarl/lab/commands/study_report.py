@@ -38,7 +38,7 @@ TITLES: Mapping[type[Row], str] = {
     updates_rows.UpdatesRow: "Updates",
     ExcludedRow: "Not measured",
 }
-"""Of the tables by their rows, in the page's order."""
+"""Headings of the tables by their rows, in the page's order."""
 
 
 WINDOWS: Mapping[type[Row], Callable[[Sequence[Fields], str], Figure]] = {
@@ -140,7 +140,7 @@ def _write(
         file = folder / f"{kind.command.partition(' ')[2].replace(' ', '-')}.json"
         if rows_of:
             schema.write(schema.document(kind, rows_of), file)
-        else:  # an earlier report's, of cells that the study no longer asks for
+        else:  # from an earlier report, of cells that the study no longer contains
             file.unlink(missing_ok=True)
     every = [(TITLES[kind], tables.cells(kind, rows_of)) for kind, rows_of in shown.items()]
     markdown = "\n".join(tables.to_markdown(table, heading) for heading, table in every)
@@ -153,7 +153,7 @@ def _write(
     page.write(
         folder,
         figures,
-        title=f"{name}: a study of quantisation",
+        title=f"{name}: a study of quantization",
         facts=_facts(about, records, margin),
         sentences=_sentences(rows_by, records),
         tables=every,
@@ -168,7 +168,7 @@ CAPTION = (
 
 
 def _protocol(records: Sequence[Record], margin: float) -> dict[str, str]:
-    """How the cells were measured and judged."""
+    """Return the protocol of measurement and verdicts."""
     counts = sorted({record.episodes for record in records if record.method != TRAIN and record.state == DONE})
     return {
         "episodes of a cell": " or ".join(f"{count:,}" for count in counts),
@@ -192,7 +192,7 @@ def _facts(about: str, records: Sequence[Record], margin: float) -> dict[str, st
 
 
 def _sentences(rows_by: Tables, records: Sequence[Record]) -> list[str]:
-    """What the tables show, in words."""
+    """Return the results of the tables in sentences."""
     sentences = []
     spots = rows_by[SweetSpotRow]
     for scheme, mode in dict.fromkeys((row["scheme"], row["mode"]) for row in spots):

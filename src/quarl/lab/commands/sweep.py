@@ -1,4 +1,4 @@
-"""`quarl sweep` writes the study of one algorithm on one task, measures it and makes its report."""
+"""`quarl sweep`: writes the study of one algorithm on one task, measures it and makes its report."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(config: SweepConfig) -> SweepConfig:
-    """Refuses at once what every training would fail by; `config` with all that it leaves open, and absolute paths."""
+    """Check everything that would make every training fail; return `config` with all defaults and absolute paths."""
     if config.trained_agent is not None:
         config = replace(config, trained_agent=find.opened(config.trained_agent).path.absolute())
     if config.normalize not in (None, NONE):
@@ -77,7 +77,7 @@ def check(config: SweepConfig) -> SweepConfig:
 
 
 def length(config: SweepConfig) -> int:
-    """Environment steps of each training."""
+    """Return the environment steps of each training."""
     if config.n_timesteps is not None:
         return config.n_timesteps
     told = config.training(config.seed, None, None, config.output).hyperparameters()
@@ -87,7 +87,7 @@ def length(config: SweepConfig) -> int:
 
 
 def study_document(config: SweepConfig) -> dict[str, Any]:
-    """The study file of a sweep that `check` has completed."""
+    """Return the study file of a sweep whose options `check` has completed."""
     agent = config.trained_agent
     training = config.training(config.seed, None, config.n_timesteps, config.output)
     environment = {**config.environment_options(), "env_kwargs": config.environment()["env_kwargs"]}
@@ -105,7 +105,7 @@ def study_document(config: SweepConfig) -> dict[str, Any]:
         }
     )
     said = {field.name: getattr(config, field.name) for field in fields(config) if field.name in QAT_OPTIONS}
-    # with the removed option, cells keep the names under which earlier sweeps have measured them
+    # with the removed option, cells keep the names under which earlier sweeps measured them
     options = {"qat_ranges": REMOVED["qat_ranges"]} | {
         name: value for name, value in said.items() if value is not False
     }

@@ -55,7 +55,7 @@ WARM_UP_S = 10.0
 def run(job: Job) -> dict[str, Any]:
     """Train a learner with quantized actors and play its policy, in float.
 
-    A run with a bound on its time begins anew after a kill, and leaves no files.
+    A run with a limit on its time restarts after a kill, and leaves no files.
     """
     from quarl.actorq.auto import chosen  # here: other cells need no learner
     from quarl.actorq.supervisor import Supervisor
@@ -213,10 +213,10 @@ def _rates(config: ActorQConfig) -> dict[str, Any]:
 
 
 def watch(config: ActorQConfig, *, warm_up: float, seconds: float, meter: energy.Meter = energy.OFF) -> dict[str, Any]:
-    """Watch a run without end for a window of training time.
+    """Watch a run without an end for a window of training time.
 
     Args:
-        config: The run; its length, target and evaluations are not used.
+        config: The run; its length, target and evaluations have no effect.
         warm_up: Seconds from the first actions of the policy to the window.
         seconds: Length of the window.
         meter: Counts the window's energy.
@@ -236,7 +236,7 @@ def watch(config: ActorQConfig, *, warm_up: float, seconds: float, meter: energy
         acting_since: float | None = None
         window: list[dict[str, Any]] = []
         for row in rows:
-            # the window waits until all actors act on weights of the learner, and not by chance
+            # the window opens after all actors act on weights of the learner instead of at random
             acting = all(actor["version"] for actor in row["actors"])
             if not acting or row["timesteps"] <= supervisor.counters.learner[Learner.RANDOM_UNTIL]:
                 continue
@@ -262,7 +262,7 @@ def _cost(before: float | None, meter: energy.Meter) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _running(config: ActorQConfig) -> Iterator[tuple[Supervisor, Iterator[dict[str, Any]]]]:
-    """A supervisor, whose files vanish with it, and the rows of metrics of its run."""
+    """Yield a supervisor with temporary files, and the rows of metrics of its run."""
     from quarl.actorq.supervisor import Supervisor  # here: other cells need no learner
 
     with temporary_folder() as folder:
@@ -272,16 +272,16 @@ def _running(config: ActorQConfig) -> Iterator[tuple[Supervisor, Iterator[dict[s
 
 
 def _ended(supervisor: Supervisor, when: str) -> BaseException:
-    """Return what ended a run early; a signal ends the process with its code."""
+    """Return the exception for a run that ended early; a signal ends the process with its code."""
     code = supervisor.result.exit_code
     if code > SIGNALLED:
         return SystemExit(code)
-    message = supervisor.result.message.partition("; go on with")[0] or f"exit code {code}"
+    message = supervisor.result.message.partition("; resume with")[0] or f"exit code {code}"
     return QuarlError(f"the run ended {when}: {message}" if when else message)
 
 
 def _differences(window: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return what came about between the first row of a window and the last."""
+    """Return the differences between the first row of a window and the last."""
     first, last = window[0], window[-1]
     pairs = list(zip(first["actors"], last["actors"], strict=True))
     updates = last["updates"] - first["updates"]

@@ -18,7 +18,7 @@ Curve = list[dict[str, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardRow(Row):
-    """One run, or one that was derived."""
+    """One measured or derived run."""
 
     command = "study time-to-reward"
     task: Annotated[str, Column("task")]
@@ -36,7 +36,7 @@ class RewardRow(Row):
     env_steps: Steps
     updates: Updates
     final_return: Annotated[float | None, Column("final return", formats.number)]
-    """Of the learner's policy, in the last evaluation."""
+    """Mean return of the learner's policy in the last evaluation."""
     final_return_quantised: Annotated[float | None, Column("quantised", formats.number)]
     samples_per_insert: Annotated[float, replace(RATIO, before="seed")]
     envs_per_actor: Annotated[int, Column("environments", caption="{} environment{s} an actor", before="seed")]
@@ -44,15 +44,16 @@ class RewardRow(Row):
     """fixed: with the options of the study. With a development_seed, development: on that seed; choice: of these the
     precision's fastest that reached the target; measured: a seed of the study at the choice."""
     updates_per_s: Annotated[float | None, Column("updates/s", formats.three_digits)]
-    """Between the first evaluation after an update and the last one; null where there was none in between."""
+    """Updates per second between the first evaluation after an update and the last one; null if there was none in
+    between."""
     predicted_updates_per_s: Annotated[
         float | None, Column("predicted", _predicted, of=("predicted_updates_per_s", "updates_per_s"), optional=True)
     ]
-    """As `quarl actorq --plan` predicts it; null without a development_seed."""
+    """Prediction of `quarl actorq --plan`; null without a development_seed."""
     cpu: str
     """The processor."""
     joules: Joules
-    """Of the whole run, evaluations included; null if it was derived, or measured without energy: true."""
+    """Joules of the whole run with its evaluations; null if it was derived, or measured without energy: true."""
     joules_by: JoulesBy
 
 
@@ -109,7 +110,7 @@ def task_of(record: Record) -> str:
 
 
 def sentences(rows: Iterable[Fields]) -> Iterator[str]:
-    """Yield what each precision has chosen on each task, or that there was nothing to choose."""
+    """Yield the choice of each precision on each task, or that there was none."""
     tried = [row for row in rows if row["part"] in ("development", "choice")]
     for (task, precision), attempts in by(tried, itemgetter("task", "precision")).items():
         for row in (run for run in attempts if run["part"] == "choice"):

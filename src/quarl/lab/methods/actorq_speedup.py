@@ -23,7 +23,7 @@ BEST: Arm = ("fp32", "best")
 """The float engine that was chosen."""
 MARGIN_PCT = 5.0
 FEWEST_SEEDS = 3
-"""For a verdict on the final return."""
+"""Fewest seeds for a verdict on the final return."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,47 +35,48 @@ class SpeedupRow(Row):
     precision: ActorPrecision
     engine: str
     against: Annotated[str, Column("against", caption="against {}")]
-    """ENGINE fp32; best: the engine that was chosen where ratios are free."""
+    """ENGINE fp32; best is the engine that was chosen at free ratios."""
     best_ratio: Annotated[
         bool,
         Column("ratio", lambda best: "each arm's best" if best else "own", caption="{} samples per insert"),
     ]
-    """Both arms at the samples per insert at which they were fastest, not at the task's own."""
+    """Both arms use the samples per insert at which they were fastest instead of the task's own."""
     seconds: Annotated[float | None, Column("seconds", formats.three_digits)]
     """Geometric mean over the seeds."""
     seconds_against: Annotated[float | None, Column("its seconds", formats.three_digits)]
     speedup: Annotated[float, Column("speed-up", formats.times, of=("speedup", "low", "high", "at_least"))]
     low: float | None
     """Ends of its 95 % interval: Student's over a task's seeds, or over the tasks of "all". Null for a single one,
-    and where none of the other arm's runs reached the target: their seconds are those of the bound."""
+    and if none of the other arm's runs reached the target, because their seconds are those of the limit."""
     high: float | None
-    """Null too where any of them did not: no number bounds the true speed-up."""
+    """Also null if any of them did not: no number bounds the true speed-up."""
     at_least: bool
     """The other arm was stopped before it reached the target: the true speed-up is larger."""
     derived: Annotated[bool, Column("", lambda derived: "derived" if derived else "")]
     seeds: Annotated[int, Column("seeds")]
     lost: Annotated[int, Column("not reached")]
-    """Runs of this arm that did not reach the target, and are in none of these numbers."""
+    """Runs of this arm that did not reach the target; they are in none of these numbers."""
     final_return_pct: Annotated[
         float | None,
         Column("loss of return %", formats.times, of=("final_return_pct", "final_return_low", "final_return_high")),
     ]
-    """Mean final return over the other arm's, as a loss in percent; negative for a gain. Of the seeds with which both
-    reached the target."""
+    """Loss of mean final return against the other arm in percent, negative for a gain, over seeds with which both
+    reached the target.
+    """
     final_return_low: float | None
-    """Ends of its 95 % interval over the seeds. Null for a single one."""
+    """Ends of its 95 % interval over the seeds; null for a single one."""
     final_return_high: float | None
     noninferior: bool | None
     verdict: Annotated[str | None, Column("verdict", formats.verdict, of=("verdict", "differs"), optional=True)]
-    """At a margin of 5 percent, by the 95 % interval of the loss. Null where a run of either was censored, and below
-    three."""
+    """Verdict at a margin of 5 percent by the 95 % interval of the loss; null if a run of either was censored, and
+    for fewer than three seeds."""
     differs: bool | None
 
 
 def speedups(rows: Sequence[Fields]) -> list[SpeedupRow]:
-    """All arms against both baselines: each task, then all of them; then the same at each arm's best ratio.
+    """Return all arms against both baselines: each task, then all of them; then the same at each arm's best ratio.
 
-    Where ratios are free: each precision against fp32, of the measured seeds, on the engines that were chosen.
+    At free ratios, each precision is compared with fp32 over the measured seeds, on the engines that were chosen.
     """
     speedups: list[SpeedupRow] = []
     fixed = [row for row in rows if row["part"] == "fixed"]
@@ -89,7 +90,7 @@ def speedups(rows: Sequence[Fields]) -> list[SpeedupRow]:
 
 
 def _best_ratio(rows: Sequence[Fields]) -> list[Fields]:
-    """For every task and seed that has several ratios, each arm's fastest run that reached the target."""
+    """Return each arm's fastest run that reached the target, for every task and seed with several ratios."""
     runs_of = by(rows, itemgetter("task", "seed", "precision", "engine"))
     several = [runs for runs in runs_of.values() if len(runs) > 1]
     return [min(runs, key=lambda row: (row["censored"], row["seconds"])) for runs in several]
@@ -119,7 +120,7 @@ def _arm(rows: Sequence[Fields], arm: Arm, base: Arm, *, is_best: bool) -> Itera
             continue
         logs = np.log([b["seconds"] / a["seconds"] for a, b in reached])
         means.append(float(logs.mean()))
-        # seconds of a bound say nothing of what lies above it
+        # seconds at the limit have no upper bound
         both = [(a, b) for a, b in reached if not b["censored"]]
         unbounded = ["high"] * (len(both) < len(reached)) + ["low"] * (not both)
         speedups.append(
@@ -154,7 +155,7 @@ def _arm(rows: Sequence[Fields], arm: Arm, base: Arm, *, is_best: bool) -> Itera
 
 
 def _faster(logs: Array) -> dict[str, Any]:
-    """The fields of the geometric mean of ratios, by their logarithms, and of its interval."""
+    """Return the fields of the geometric mean of ratios and of its interval, from logarithms."""
     if len(logs) < 2:
         return {"speedup": math.exp(float(logs.mean())), "low": None, "high": None}
     mean = over_few(logs)
@@ -162,7 +163,7 @@ def _faster(logs: Array) -> dict[str, Any]:
 
 
 def _final_return(pairs: Sequence[tuple[Fields, Fields]], *, judged: bool) -> dict[str, Any]:
-    """The fields of the quantised policies' loss of mean final return, in percent of the other arm's."""
+    """Return the fields of the quantized policies' loss of mean final return, in percent of the other arm's."""
     returns = [(theirs["final_return_quantised"], ours["final_return_quantised"]) for ours, theirs in pairs]
     known = bool(returns) and not any(None in pair for pair in returns) and sum(theirs for theirs, _ in returns) != 0
     of_seeds = [(np.array([theirs]), np.array([ours])) for theirs, ours in returns] if known else []

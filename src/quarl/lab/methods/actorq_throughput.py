@@ -1,4 +1,4 @@
-"""Throughput of training with each arm's actors, and where an actor's time goes: the windows of a study."""
+"""Throughput of training with each arm's actors, and the distribution of an actor's time, from a study's windows."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ Cell = Mapping[str, Any]
 Arm = tuple[str, str]
 FLOAT, TORCH = ("fp32", "litert"), ("fp32", "torch")
 MIN_UPDATES = 20
-"""With fewer in some arm's window, arms are compared by environment steps: at a fixed ratio both are in proportion."""
+"""Updates below which arms are compared by environment steps; at a fixed ratio both are in proportion."""
 MAX_UPDATES_PER_VERSION = 30
 SLICES = 10
 PARTS = ("inference", "environment", "insert", "pull", "deserialize", "load")
-"""Of an actor's time, as it books them."""
+"""Parts of an actor's time, as it counts them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmRow(AgentName, Row):
-    """What rows of runs that differ in their actors begin with."""
+    """The common part of rows of runs that differ in their actors."""
 
     precision: ActorPrecision
     engine: str
@@ -55,7 +55,7 @@ class ThroughputRow(ArmRow):
         float | None,
         Column("× torch fp32", formats.times, of=("speedup_vs_torch_fp32", "vs_torch_low", "vs_torch_high")),
     ]
-    """Ratio of updates a second; of environment steps where a window had fewer than 20 updates."""
+    """Ratio of updates per second; of environment steps if a window had fewer than 20 updates."""
     speedup_vs_litert_fp32: Annotated[
         float | None,
         Column("× fp32", formats.times, of=("speedup_vs_litert_fp32", "vs_litert_low", "vs_litert_high")),
@@ -73,29 +73,29 @@ class ThroughputRow(ArmRow):
     env_steps: int
     realised_samples_per_insert: float
     inference_us: float
-    """Of an environment step, as the next ones."""
+    """Microseconds per environment step; the next two as well."""
     environment_us: float
     overhead_us: Annotated[float, Column("overhead µs", formats.three_digits)]
     actor_wait_share: float
-    """Of the actors' time: ahead of the limiter, or at the staleness bound."""
+    """Share of the actors' time spent waiting for the limiter, or at the staleness bound."""
     learner_wait_share: float
     updates_per_version: Annotated[float | None, Column("updates a version", formats.three_digits)]
-    """Of the actor that took in the fewest versions."""
+    """Updates per version, for the actor with the fewest versions."""
     versions_advance: bool
-    """At least once in 30 updates on average."""
+    """True if there was at least one version in 30 updates on average."""
     staleness_p50: Annotated[float | None, Column("age p50/p99", _ages, of=("staleness_p50", "staleness_p99"))]
     """Updates between the weights behind a step and the learner that takes it in."""
     staleness_p99: float | None
     latency_ms_p50: float | None
-    """From a learner's step to the first action on its weights."""
+    """Milliseconds from a learner's step to the first action on its weights."""
     latency_ms_p99: float | None
     blocked_ms_p50: float | None
-    """Of it, what the actor did not act."""
+    """Part of it in which the actor did not act."""
     blocked_ms_p99: float | None
     bytes_share_of_fp32: float | None
     publisher_cpu_share: float
     joules: Joules
-    """Of the windows; null if one was measured without energy: true."""
+    """Joules of the windows; null if one was measured without energy: true."""
     joules_by: JoulesBy
 
 
@@ -116,7 +116,7 @@ class BreakdownRow(ArmRow):
     environment_ms: Annotated[float, Column("environment", formats.three_digits)]
     insert_ms: Annotated[float, Column("insert", formats.three_digits)]
     pull_ms: Annotated[float, Column("pull", formats.three_digits)]
-    deserialize_ms: Annotated[float, Column("deserialise", formats.three_digits)]
+    deserialize_ms: Annotated[float, Column("deserialize", formats.three_digits)]
     load_ms: Annotated[float, Column("load", formats.three_digits)]
     wait_ms: Annotated[float, Column("wait", formats.three_digits)]
     other_ms: Annotated[float, Column("other", formats.three_digits)]
@@ -189,7 +189,7 @@ def _rows(agent: AgentName, windows: Mapping[Arm, Sequence[Cell]]) -> Iterator[T
 
 
 def _paces(cells: Sequence[Cell], column: int) -> Array:
-    """Rates of slices of the windows, of environment steps (column 1) or updates (2) a second."""
+    """Return the rates of slices of the windows: environment steps (column 1) or updates (2) per second."""
     rates = []
     for cell in cells:
         points = np.asarray(cell["slices"], np.float64)
@@ -200,7 +200,7 @@ def _paces(cells: Sequence[Cell], column: int) -> Array:
 
 
 def _speedup(paces: Mapping[Arm, Array], arm: Arm, base: Arm) -> Interval | None:
-    """Mean rate over the base's; None where that has none."""
+    """Return the mean rate over the base's; None if the base has none."""
     if base not in paces or not paces[base].mean():
         return None
     if arm == base:
@@ -209,7 +209,7 @@ def _speedup(paces: Mapping[Arm, Array], arm: Arm, base: Arm) -> Interval | None
 
 
 def _percentiles(cells: Sequence[Cell], name: str, unit: float = 1.0) -> dict[str, Any]:
-    """The fields of the counts' percentiles; those of none are no numbers."""
+    """Return the fields of the counts' percentiles, NaN without counts."""
     counts = _dense(*(cell[name] for cell in cells))
     return {f"{name}_p50": unit * percentile(counts, 0.5), f"{name}_p99": unit * percentile(counts, 0.99)}
 
@@ -229,7 +229,7 @@ def _breakdown(agent: AgentName, arm: Arm, cells: Sequence[Cell]) -> BreakdownRo
 
 
 def _summed(cells: Sequence[Cell]) -> dict[str, Any]:
-    """What the actors of all windows booked."""
+    """Return the sums over the actors of all windows."""
     return {name: sum(cell["actors"][name] for cell in cells) for name in cells[0]["actors"]}
 
 

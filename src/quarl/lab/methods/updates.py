@@ -31,7 +31,7 @@ ROUNDS = 10
 """Blocks of each number type, in turns."""
 MIN_UPDATES, MAX_UPDATES = 3, 2_000
 NEVER = 10**9
-"""Steps before a policy acts that is never asked."""
+"""Steps before a policy acts that is never used."""
 PROBES = (2, 4)
 """Rows of the small batches that tell if MIN_UPDATES whole ones fit into the time."""
 
@@ -44,14 +44,14 @@ def measure(
     Args:
         config: The training; its learner_dtype is not used.
         dtypes: fp32, bf16 or fp16.
-        seconds: Of updates in each number type.
-        say: Is told what the training notes.
+        seconds: Seconds of updates in each number type.
+        say: Receives the training's notes, one line each.
 
     Returns:
         The device, the network's size, and the seconds of every update by number type.
     """
     fixed = tuple(f"{name}:{value}" for name, value in FIXED.items())
-    # a session makes the learner and its environments as training would, and writes nothing before it runs
+    # a session makes the learner and its environments as in training, and writes nothing before it runs
     session = Training(replace(config, learner_dtype="fp32", params=(*config.params, *fixed)), say)
     session.say_notes()
     model = session.model
@@ -87,17 +87,17 @@ def measure(
 
 
 class Updates:
-    """One precision's updates, and what they took."""
+    """The updates of one precision, with their durations."""
 
     def __init__(self, model: DQN, dtype: Any, batch_size: int) -> None:
         self.model, self.batch_size = model, batch_size
         self.precision = Precision.of(model, dtype)
         self.estimated_s = 0.0
-        """Of a whole batch, from small ones; 0 where batches are small anyway."""
+        """Seconds of a whole batch, estimated from small ones; 0 if batches are small anyway."""
         self.seconds: list[float] = []
 
     def update(self, batch_size: int) -> float:
-        """Seconds of one update on so many rows."""
+        """Return the seconds of one update on that many rows."""
         start = time.perf_counter()
         with self.precision.update():
             self.model.train(gradient_steps=1, batch_size=batch_size)
@@ -106,20 +106,20 @@ class Updates:
         return time.perf_counter() - start
 
     def probe(self) -> None:
-        """Estimates a whole batch from two small ones: what is fixed, and what each row adds."""
+        """Estimate a whole batch from two small ones: the fixed time, and the time per row."""
         few, more = PROBES
         if self.batch_size <= more:
             return
-        self.update(few)  # the first one makes the optimiser's state and chooses kernels
+        self.update(few)  # the first update creates the optimizer's state and chooses kernels
         fewer_s, more_s = self.update(few), self.update(more)
         self.estimated_s = more_s + max(more_s - fewer_s, 0.0) / (more - few) * (self.batch_size - more)
 
     def fits(self, seconds: float) -> bool:
-        """Whether enough updates fit into the time."""
+        """Return True if enough updates fit into the time."""
         return MIN_UPDATES * self.estimated_s <= seconds
 
     def block(self, seconds: float) -> None:
-        """Counted updates for about so long, at least one."""
+        """Time updates for about that long, at least one."""
         until = time.perf_counter() + seconds
         while len(self.seconds) < MAX_UPDATES:
             self.seconds.append(self.update(self.batch_size))
@@ -127,15 +127,15 @@ class Updates:
                 return
 
     def wants(self, seconds: float) -> bool:
-        """Whether it has not had so many seconds yet, nor enough updates."""
+        """Return True until it has had that many seconds and enough updates."""
         enough = len(self.seconds) >= MIN_UPDATES and sum(self.seconds) >= seconds
         return not enough and len(self.seconds) < MAX_UPDATES
 
 
 def take_turns(timers: Sequence[Updates], seconds: float) -> None:
-    """Updates of each for `seconds` in all."""
+    """Time the updates of each for `seconds` in all."""
     for timer in timers:
-        timer.update(timer.batch_size)  # kernels for this batch
+        timer.update(timer.batch_size)  # chooses kernels for this batch
     number = 0
     while waiting := [timer for timer in timers if timer.wants(seconds)]:
         for timer in turned(waiting, number):

@@ -24,13 +24,13 @@ class UpdatesRow(Row):
     command = "study updates"
     policy: Annotated[str, Column("policy")]
     filters: Annotated[int, Column("filters")]
-    """Of the first convolution; 0 without one."""
+    """Filters of the first convolution; 0 without one."""
     width: Annotated[int, Column("dense")]
     """Units of the features, the last dense layer of a Nature CNN."""
     dtype: Annotated[str, Column("updates in")]
     parameters: Annotated[int, Column("parameters", lambda count: f"{count / 1e6:.3g} M", before="dtype")]
     native: Annotated[bool, Column("products", lambda native: "native" if native else "emulated")]
-    """Whether the device multiplies these numbers; else it emulates them."""
+    """True if the device multiplies these numbers; otherwise it emulates them."""
     device: Annotated[str, Column("device", caption="on {}", before="dtype")]
     threads: Annotated[int, Column("threads", caption="{} thread{s}", before="dtype")]
     batch: Annotated[int, Column("batch", caption="batch {}", before="device")]
@@ -42,7 +42,7 @@ class UpdatesRow(Row):
     """Ends of the 95 % bootstrap interval of the median."""
     ci_high: float | None
     speedup: Annotated[float | None, Column("× fp32", formats.times, of=("speedup", "speedup_low", "speedup_high"))]
-    """Over float32: the ratio of the medians."""
+    """Ratio of the medians, against float32."""
     speedup_low: float | None
     speedup_high: float | None
 
@@ -85,7 +85,7 @@ def _rows(record: Record) -> Iterator[UpdatesRow]:
 
 
 def sentences(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield what the table means on this device."""
+    """Yield the meaning of the table on this device."""
     emulated = list(dict.fromkeys(row["dtype"] for row in rows if not row["native"]))
     if emulated:
         yield (
