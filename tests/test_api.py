@@ -297,7 +297,7 @@ def test_a_quantised_agent_knows_the_environment_that_it_was_calibrated_in(tmp_p
     ("observation", "said"),
     [
         ((np.zeros(4, np.float32), {}), r"act on the observation alone"),
-        ([[1.0, 2.0], [3.0]], "no array of numbers"),
+        ([[1.0, 2.0], [3.0]], "not an array of numbers"),
         ({"state": np.zeros(4)}, "a dict of object"),
         (None, "a NoneType"),
         (np.zeros((0, 4)), "at least one"),
@@ -314,9 +314,9 @@ def test_a_careless_observation_is_refused_with_the_fix(observation, said):
 
 def test_what_a_policy_cannot_do_is_refused_with_the_fix():
     agent = quarl.Agent(networks.dense([4, 2], head="clip"))
-    with pytest.raises(QuarlError, match="action_masks are of discrete actions, the policy's are numbers: drop them"):
+    with pytest.raises(QuarlError, match="action_masks require discrete actions, but the policy's are continuous"):
         agent.predict(np.zeros(4, np.float32), action_masks=[True, True])
-    with pytest.raises(QuarlError, match="this policy is int8 already; distil the fp32 one"):
+    with pytest.raises(QuarlError, match="this policy is int8 already; distill the fp32 one"):
         agent.quantize(8, observations=np.zeros((40, 4), np.float32)).distill(4)
 
 
@@ -348,7 +348,7 @@ def test_the_functions_of_the_package_take_a_path_and_the_agent_alike(agent, age
         assert (played.returns.tolist(), played.seeds.tolist()) == ([7, 7], expected.seeds.tolist())
     with pytest.raises(QuarlError, match="evaluate has no keyword 'episods'; did you mean 'episodes'"):
         quarl.evaluate(agent, episods=2)
-    with pytest.raises(QuarlError, match=r"agent is a Linear, no Agent and no path; quarl\.from_sb3 takes"):
+    with pytest.raises(QuarlError, match=r"agent is a Linear, neither an Agent nor a path; quarl\.from_sb3 takes"):
         quarl.evaluate(torch.nn.Linear(4, 2))
 
 
@@ -404,5 +404,7 @@ def test_recorded_parts_of_an_observation_are_arrays_of_one_file(tmp_path):
 @pytest.mark.parametrize("name", ["rows.csv", "rows.npy", "rows.txt"])
 def test_recorded_observations_in_another_format_name_the_two_that_are_read(name, tmp_path):
     (tmp_path / name).write_text("0.5,0.5,0.1,0.2\n" * 300)
-    with pytest.raises(QuarlError, match=rf"{name} is not a \.npy or \.npz file: save the rows with numpy\.save"):
+    with pytest.raises(
+        QuarlError, match=rf"{name} is not a \.npy or \.npz file: save the observations with numpy\.save"
+    ):
         observations(tmp_path / name, networks.dense([4, 2]))

@@ -1,4 +1,4 @@
-"""What a Python user holds: `quarl.load(path)` gives an Agent, which quantises, acts, plays and saves."""
+"""The Python API: `quarl.load(path)` returns an Agent, which can be quantized, evaluated, exported and saved."""
 
 from __future__ import annotations
 
@@ -42,16 +42,17 @@ if TYPE_CHECKING:
     from quarl.distillation.rounds import Snapshot
 
 KEPT_ENGINES = 4
-"""Of an agent, one for each batch size that it was asked for lately."""
+"""Loaded engines that an agent caches, one for each recent pair of engine and batch size."""
 OWN = ("", ".safetensors", ".quarl")
-"""Suffixes of QuaRL's artefact; "": a name without one stays as it is."""
+"""Suffixes of QuaRL's artifact; "" because a name without a suffix is kept unchanged."""
 
 
 class Agent:
-    """A trained policy, float or quantised, with what one does with it.
+    """A trained policy, float or quantized, with methods to quantize, evaluate, export and save it.
 
-    `quarl.load` makes one of a file, `from_sb3` of a live Stable-Baselines3 model, `from_module` of a network of your
-    own, `quantize` of another agent. It never changes; threads may share it, and processes may be sent one.
+    `quarl.load` reads one from a file, `from_sb3` from a live Stable-Baselines3 model and `from_module` from your own
+    network; `quantize` derives one from another agent. Agents are immutable: threads can share them, and they can be
+    pickled and sent to processes.
 
     >>> quarl.load("CartPole-v1.zip")
     Agent(dqn CartPole-v1, fp32, 4-256-256-2, 67,072 weights)
@@ -67,15 +68,22 @@ class Agent:
 
     @classmethod
     def from_model(cls, model: BaseAlgorithm) -> Agent:
-        """The agent of a live model of Stable-Baselines3, sb3-contrib or D4PG, as it is now: training may go on.
+        """Return the agent of a live model of Stable-Baselines3, sb3-contrib or D4PG.
 
-        Statistics of its VecNormalize and its environment come along; a model of quantization-aware training comes in
-        the integers that it acts in. UnsupportedError names what has no counterpart.
+        The agent is a copy of the current weights, so training may continue. It includes the statistics of the model's
+        VecNormalize and its environment. A model of quantization-aware training becomes a policy of the integers with
+        which it acts.
+
+        Args:
+            model: The model.
+
+        Raises:
+            UnsupportedError: A part of the model has no counterpart; the message names it.
 
         >>> quarl.from_sb3(stable_baselines3.PPO("MlpPolicy", "CartPole-v1"))
         Agent(ppo CartPole-v1, fp32, 4-64-64-2, 4,480 weights)
         """
-        from quarl.readers.extract import from_model  # here: it imports torch, which files do without
+        from quarl.readers.extract import from_model  # needs torch, which loading a file does not
 
         return cls(from_model(model, trained=True))
 
@@ -90,14 +98,20 @@ class Agent:
         observation_dtype: Literal["float32", "uint8"] = "float32",
         output: int | None = None,
     ) -> Agent:
-        """The agent whose network is `module`, of dense, convolution, pooling, norm and activation layers.
+        """Return an agent whose network is `module`.
 
-        UnsupportedError names a layer that has no counterpart.
+        The module may have dense, convolution, pooling, normalization and activation layers.
 
-        observation: the space of the observations, or the shape of one, images with their channels first; of spaces
-        other than a Box the module reads rows, as `gymnasium.spaces.flatten` makes them.
-        head: the space of the actions, of which the module gives the scores or the values; or an ActionHead.
-        output: place, from 0, of the policy's output among several tensors that the module returns.
+        Args:
+            module: The network in PyTorch.
+            observation: Space of the observations, or the shape of one; images have their channels first. For a space
+                other than a Box the module reads rows as `gymnasium.spaces.flatten` makes them.
+            head: Space of the actions, for which the module returns scores or values; or an ActionHead.
+            observation_dtype: Type of the observations if `observation` is a shape.
+            output: Index, from 0, of the policy's output if the module returns several tensors; None if it returns one.
+
+        Raises:
+            UnsupportedError: A layer has no counterpart; the message names it.
 
         >>> quarl.from_module(torch.nn.Linear(4, 2), observation=(4,), head=gymnasium.spaces.Discrete(2))
         Agent(fp32, 4-2, 8 weights)
@@ -113,7 +127,7 @@ class Agent:
         return cls(from_module(module, **fields, head=head, output=output))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.policy,)  # engines and locks are made anew, in whichever process
+        return type(self), (self.policy,)  # every process loads its own engines and lock
 
     def __repr__(self) -> str:
         return f"Agent({in_words(self.policy)})"
@@ -129,18 +143,32 @@ class Agent:
         seed: int = 0,
         **where: Unpack[EnvironmentKeywords],
     ) -> Agent:
-        """A new agent in that precision: "int8", "int4", "int4e8" (8 bits in the first and the last layers), "fp16",
-        "w4a8", or a number of bits.
+        """Return a new agent quantized to a precision.
 
-        QuarlError for an unknown precision or scheme, and for an agent that is quantized already: asked for the
-        precision that it has, it is returned as it is.
+        An agent that is already quantized to the same precision is returned unchanged.
 
-        observations: raw calibration observations [N, ...], as the environment gives them; None records the
-        policy's own episodes in the environment it was trained on, or `env_id`, from calibration seeds.
-        scheme: how weights become codes.
-        mode: activations are quantised per row at run time, or on grids calibrated beforehand.
-        env_kwargs, wrappers, frame_stack, max_episode_steps: as `evaluate` takes them; the new agent knows them.
-        env: the environment to play in, as of `evaluate`.
+        Args:
+            precision: "int8", "int4", "int4e8" (8 bits in the first and the last layers), "fp16", "w4a8", or a number
+                of bits.
+            observations: Raw calibration observations [N, ...], as the environment returns them; None records the
+                policy's own episodes, whose seeds are reserved for calibration.
+            scheme: Name of the quantization scheme, which turns weights into codes.
+            mode: "dynamic" quantizes activations per row at run time, "static" on grids calibrated beforehand.
+            seed: Seed of the calibration episodes.
+            env_id: The environment; None means the one that the policy was trained in.
+            env_kwargs: Arguments of the environment, in addition to those that the policy records.
+            wrappers: Wrappers in place of the policy's, the outermost last: names, as in "AtariWrapper", or (name,
+                arguments).
+            frame_stack: Number of stacked observations in place of the policy's; 1 means no stacking.
+            max_episode_steps: Time limit in steps, in place of the policy's or the registered one.
+            env: A live environment to play in, as in `evaluate`.
+
+        Returns:
+            The quantized agent, which records the environment options.
+
+        Raises:
+            QuarlError: The precision or scheme is unknown, the agent is already quantized to another precision, or the
+                calibration observations or their environment do not fit the policy.
 
         >>> agent.quantize("int8")
         Agent(dqn CartPole-v1, int8 dynamic, 4-256-256-2, 67,072 weights)
@@ -176,27 +204,50 @@ class Agent:
         seed: int = 0,
         **where: Unpack[EnvironmentKeywords],
     ) -> Distilled:
-        """The agent in 2 to 8 bits, which learned what it does in float, and the snapshots of which it is the best.
+        """Train a quantized copy of the agent, in 2 to 8 bits, to act as the agent does in float32.
 
-        What `quarl distill` does, whose options explain the keywords. QuarlError as of `quantize`.
+        `quarl distill` does the same on the command line.
 
-        observations: recorded ones [N, ...] in place of an environment: no other states are learned from, and snapshots
-        have the error of their actions on the last tenth in place of returns.
-        validation: episodes of a look at a snapshot.
-        margin: loss of return, in percent of fp32's: a snapshot that is shown to lose less ends it.
-        budget: updates, or minutes, as in "10m".
-        env: the environment to play in, as of `evaluate`.
+        Args:
+            agent: The agent in float32, or its path.
+            precision: Precision of the copy, as in `quantize`.
+            observations: Recorded observations [N, ...] instead of an environment. The copy then learns from these
+                states only, and snapshots are compared by the error of their actions on the last tenth instead of by
+                returns.
+            mode: Quantization of activations, as in `quantize`.
+            rounds: Maximum number of rounds; each trains, validates a snapshot and collects new states.
+            updates: Optimizer steps of a round.
+            states: States that each round adds to the training data.
+            validation: Episodes that validate each snapshot.
+            margin: Acceptable loss of return in percent of float32's. Training stops early once a snapshot is shown to
+                lose less.
+            budget: Limit of the training: a number of updates, or minutes as in "10m"; None means no limit besides
+                `rounds`.
+            seed: Seed of the training and its episodes.
+            env_id: The environment; None means the one that the policy was trained in.
+            env_kwargs: Arguments of the environment, in addition to those that the policy records.
+            wrappers: Wrappers in place of the policy's, the outermost last: names, as in "AtariWrapper", or (name,
+                arguments).
+            frame_stack: Number of stacked observations in place of the policy's; 1 means no stacking.
+            max_episode_steps: Time limit in steps, in place of the policy's or the registered one.
+            env: A live environment to play in, as in `evaluate`.
+
+        Returns:
+            The best agent, and all snapshots.
+
+        Raises:
+            QuarlError: An option is out of range, the agent is already quantized, or the environment does not fit.
 
         >>> agent.distill(2, rounds=1, updates=50, validation=10).agent
         Agent(dqn CartPole-v1, int2e8 dynamic, 4-256-256-2, 67,072 weights)
         """
-        with extras("distill"):  # here: it imports Agent, too
+        with extras("distill"):  # imported here because it imports Agent, too
             from quarl.distillation import rounds as recipes
             from quarl.distillation.validation import Validation
 
         policy = agent_of(agent, where.get("frame_stack")).policy
         if is_quantized(policy):
-            raise QuarlError(f"this policy is {policy.spec.precision} already; distil the fp32 one")
+            raise QuarlError(f"this policy is {policy.spec.precision} already; distill the fp32 one")
         told: Any = {"rounds": rounds, "updates": updates, "states": states, "validation": validation}
         told |= {"bits": (str(precision),), "mode": mode, "margin": margin, "seed": seed}
         recipe = DistillSpec(budget=None if budget is None else str(budget), **told)
@@ -217,14 +268,25 @@ class Agent:
         action_masks: ArrayLike | None = None,
         engine: str = "litert",
     ) -> tuple[Array, None]:
-        """The action for one observation, or the actions for a batch, and None: Stable-Baselines3's own signature.
+        """Return the action for one observation, or the actions for a batch, and None.
 
-        An action is int64, or int64 or float32 [A], with B before that for a batch. QuarlError for another shape or
-        key, and for NaN or infinity (in float32), for which quantised kernels have no code.
+        The signature is the one of Stable-Baselines3.
 
-        observation: one, or B of them [B, ...].
-        state, episode_start: accepted for that signature and not used, as policies here have no memory.
-        action_masks: of MaskablePPO: truths, one for each score, of the discrete actions that are allowed.
+        Args:
+            observation: One observation, or a batch [B, ...]; a dictionary if the policy has named inputs.
+            state: Ignored, because policies have no memory here; accepted for compatibility.
+            episode_start: Ignored, like `state`.
+            deterministic: Must be True; `evaluate(stochastic=True)` samples actions.
+            action_masks: Booleans, one for each score, that are True for the allowed discrete actions, as in
+                MaskablePPO; None allows all actions.
+            engine: Name of the engine that runs the policy.
+
+        Returns:
+            The action, an int64 or an int64 or float32 array [A], or [B] or [B, A] for a batch; and None as the state.
+
+        Raises:
+            QuarlError: The observation has another shape or other keys, or it contains NaN or infinity (in float32),
+                for which quantized kernels have no code.
 
         >>> agent.predict([[0.0, 0.1, 0.02, -0.1], [0.0, 0.0, -0.1, -0.5]])
         (array([1, 0]), None)
@@ -232,12 +294,12 @@ class Agent:
         if not deterministic:
             raise QuarlError("predict is deterministic; evaluate(stochastic=True) samples with a seed of its own")
         rows, single = policy_rows(self.policy, observation)
-        with self._lock:  # an engine has one set of buffers
+        with self._lock:  # an engine has a single set of buffers
             outputs = self._engine(engine, len(rows)).run(rows)
         outputs = engines.sound(self.policy, rows, outputs)
         if action_masks is not None:
             if not self.policy.head.is_discrete:
-                raise QuarlError("action_masks are of discrete actions, the policy's are numbers: drop them")
+                raise QuarlError("action_masks require discrete actions, but the policy's are continuous: drop them")
             try:
                 outputs = allowed(outputs, action_masks)
             except ValueError as error:
@@ -260,23 +322,33 @@ class Agent:
         progress: Callable[[Episode], None] | None = None,
         **where: Unpack[EnvironmentKeywords],
     ) -> evaluation.Evaluation:
-        """Play episodes; their returns depend on the policy, the environment and `seed`, on nothing else.
+        """Play episodes and return their results, which depend only on the policy, the environment and `seed`.
 
-        QuarlError where there is no such environment, or it is none for this policy.
+        Args:
+            agent: The agent, or its path.
+            episodes: Number of episodes.
+            first: Index of the first episode; a later call continues a seed's episodes after those already played.
+            seed: Seed of the episodes.
+            engine: Name of an engine, or a loaded one, which plays with its own batch size in this process.
+            batch: Episodes played side by side, in one call of the engine per step.
+            stochastic: Sample actions from the policy's distribution; None follows the zoo's convention for this agent.
+            num_workers: Number of processes that share the episodes; more than one pays if environment steps are slow.
+            stream: Purpose of the episodes, which keeps their seeds apart from those of other purposes.
+            progress: Called with every finished episode, in the order in which they finish.
+            env_id: The environment; None means the one that the policy was trained in.
+            env_kwargs: Arguments of the environment, in addition to those that the policy records.
+            wrappers: Wrappers in place of the policy's, the outermost last: names, as in "AtariWrapper", or (name,
+                arguments).
+            frame_stack: Number of stacked observations in place of the policy's; 1 means no stacking.
+            max_episode_steps: Time limit in steps, in place of the policy's or the registered one.
+            env: A live environment to play in, one episode after another, instead of new ones; it is not closed.
+                `env_id` is then the name under which results report it.
 
-        first: number of the first episode; those of a seed go on behind any that were played.
-        env_id: None plays what the policy was trained on.
-        env_kwargs: arguments of the environment over those that the policy knows of.
-        wrappers: in place of the policy's, the outermost last: names, as in "AtariWrapper", or (name, arguments).
-        frame_stack: observations that are stacked, in place of what the policy says; 1 stacks none.
-        max_episode_steps: the time limit, in place of the policy's or the registered one.
-        engine: a name, or one that is loaded: then its batch is played, in this process.
-        batch: episodes played side by side, in one call of the engine per step.
-        stochastic: None follows the zoo's convention for this agent.
-        num_workers: processes that share the episodes; worth it where a step of the environment is slow.
-        progress: called with every finished episode, in the order they finish.
-        env: the environment to play in, one episode after the other, instead of new ones; it is not closed. `env_id`
-        beside it is the name that results have for it.
+        Returns:
+            Returns, lengths, seeds and successes, episode by episode, with the time that they took.
+
+        Raises:
+            QuarlError: The environment does not exist or does not fit the policy, or an option is out of range.
 
         >>> quarl.evaluate(agent, episodes=5, seed=1).returns
         array([500., 500., 500., 500., 500.])
@@ -297,14 +369,20 @@ class Agent:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes QuaRL's artefact (.safetensors, .quarl or no suffix), or a .tflite or .onnx file for other runtimes.
+        """Write a QuaRL artifact (.safetensors, .quarl or no suffix), or a .tflite or .onnx file for other runtimes.
 
-        Such a file reads the raw observation, an image with its channels first. Its output is the greedy action,
-        within its bounds; of discrete actions it is their scores, and the action is the number of the largest: of
-        MultiDiscrete ones in each part, of MultiBinary ones a bit is 1 above 0. What it makes of NaN and infinity is
-        the runtime's affair: `predict` refuses them, a file cannot. What of a .tflite file TFLite Micro cannot run is
-        said on stderr, how scores divide, and with which statistics the file normalises observations.
-        QuarlError for another suffix, and where the runtime has no kernels for the precision.
+        A .tflite or .onnx file reads the raw observation, an image with its channels first. Its output for continuous
+        actions is the greedy action, within its bounds. For discrete actions it is their scores, and the action is the
+        index of the largest. MultiDiscrete has such an index for each part; a bit of MultiBinary is 1 if its score is
+        above 0. `predict` refuses NaN and infinity, but a file cannot: the result then depends on the runtime. Lines on
+        stderr report operators that TFLite Micro cannot run, how the scores are divided, and the statistics with which
+        the file normalizes observations.
+
+        Args:
+            path: Path of the file; its suffix chooses the format.
+
+        Raises:
+            QuarlError: The suffix is unknown, or the runtime has no kernels for the precision.
 
         >>> agent.quantize("int8", mode="static").save("policy.tflite")
         """
@@ -317,7 +395,7 @@ class Agent:
         if suffix in OWN:
             artifact.write(self.policy, target)
         elif suffix in engines.FORMATS:
-            with extras(f"a {suffix} file"):  # runtimes' libraries take their time to import
+            with extras(f"a {suffix} file"):  # the runtimes' libraries are slow to import
                 writer = importlib.import_module(f"quarl.engines.{engines.FORMATS[suffix]}")
             options = {"say": say} if suffix == ".tflite" else {}
             try:
@@ -328,7 +406,7 @@ class Agent:
             if self.policy.head.reading:
                 say(self.policy.head.reading)
             if is_masked(self.policy):
-                say("its scores are unmasked: choose the largest among those of the actions that are allowed")
+                say("its scores are unmasked: choose the largest among those of the allowed actions")
             if line := outside(self.policy.provenance.wrappers):
                 say(line)
             if self.policy.inputs:
@@ -349,16 +427,33 @@ class Agent:
         seed: int = 0,
         **where: Unpack[EnvironmentKeywords],
     ) -> dict[str, Any]:
-        """Writes the folder of `quarl export`: the file of a target, its contract, golden vectors and how to call it.
+        """Write the folder of `quarl export`: a target's file, its contract, golden vectors and usage instructions.
 
-        Returns the contract. An agent that is quantised already keeps its codes and grids; one in dynamic mode gets
-        grids where the target wants them. QuarlError as of `quantize`, UnsupportedError for what the target has not.
+        An agent that is already quantized keeps its codes and grids. An agent in dynamic mode gets calibrated grids if
+        the target requires them.
 
-        target: "tflite", "onnx", "onnx-qdq" or "c".
-        precision: as of `quantize`; None is int8, or the agent's own. mode: None is static, or the agent's own.
-        observations: raw ones [N, ...] for calibration and golden vectors; None records the policy's own episodes.
-        env_id, env_kwargs, wrappers, frame_stack, max_episode_steps, env: as `quantize` takes them; the contract and
-        the saved policy name the environment.
+        Args:
+            target: "tflite", "onnx", "onnx-qdq" or "c".
+            directory: The folder to write.
+            precision: Precision, as in `quantize`; None means int8, or the agent's own if it is quantized.
+            mode: Quantization of activations; None means static, or the agent's own if it is quantized.
+            observations: Raw observations [N, ...] for calibration and golden vectors; None records the policy's own
+                episodes.
+            seed: Seed of these episodes.
+            env_id: The environment; None means the one that the policy was trained in.
+            env_kwargs: Arguments of the environment, in addition to those that the policy records.
+            wrappers: Wrappers in place of the policy's, the outermost last: names, as in "AtariWrapper", or (name,
+                arguments).
+            frame_stack: Number of stacked observations in place of the policy's; 1 means no stacking.
+            max_episode_steps: Time limit in steps, in place of the policy's or the registered one.
+            env: A live environment to play in, as in `evaluate`.
+
+        Returns:
+            The contract, which names the environment, as the saved policy does.
+
+        Raises:
+            QuarlError: The options or observations are invalid, as in `quantize`.
+            UnsupportedError: The target cannot express a part of the policy.
 
         >>> agent.export("tflite", "cartpole")["arithmetic"]
         'f32-rne'
@@ -384,21 +479,26 @@ class Agent:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Distilled:
-    """What `Agent.distill` gives."""
+    """Result of `Agent.distill`."""
 
     agent: Agent
-    """Of the last snapshot where that was shown to lose less than the margin, else of the best."""
+    """Agent of the last snapshot if that was shown to lose less than the margin, otherwise of the best."""
     snapshots: tuple[Snapshot, ...]
-    """Calibration's and one of each round, with their `returns` in validation."""
+    """Snapshot after calibration and after each round, with their `returns` in validation."""
 
 
 def agent_of(agent: Agent | str | os.PathLike[str], frame_stack: Any = None) -> Agent:
-    """Return the agent itself, or the one at a path; frame_stack: as of `load`."""
+    """Return the agent itself, or load the one at a path.
+
+    Args:
+        agent: The agent, or its path.
+        frame_stack: Number of stacked observations, as in `load`.
+    """
     if isinstance(agent, Agent):
         return agent
     if not isinstance(agent, str | os.PathLike):
         kind = type(agent).__name__
-        raise QuarlError(f"agent is a {kind}, no Agent and no path; quarl.from_sb3 takes a live model")
+        raise QuarlError(f"agent is a {kind}, neither an Agent nor a path; quarl.from_sb3 takes a live model")
     return load(agent, frame_stack=frame_stack)
 
 
@@ -415,14 +515,19 @@ def load(
     normalize: str | os.PathLike[str] | None = None,
     frame_stack: int | None = None,
 ) -> Agent:
-    """The agent in a Stable-Baselines3 zip, zoo run folder, Stable-Baselines 2 or QuaRL file, or at hub:ORG/NAME.
+    """Load the agent in a Stable-Baselines3 zip, zoo run folder, Stable-Baselines 2 or QuaRL file, or at hub:ORG/NAME.
 
-    Nothing that a file holds is run. QuarlError where no agent lies, or one that cannot be read.
+    No code in a file is executed.
 
-    normalize: the file of the VecNormalize statistics with which it observed; "none": it observed without. None finds
-    what lies beside it, and refuses where that leaves a choice.
-    frame_stack: number of observations that were stacked, in place of what files beside the agent say: statistics of
-    one observation then hold for each.
+    Args:
+        path: Path of the file or folder, or hub:ORG/NAME.
+        normalize: File of the VecNormalize statistics with which the agent was trained; "none" means that it was
+            trained without. None uses the file beside the agent, and raises an error if there are several candidates.
+        frame_stack: Number of stacked observations, in place of the number in files beside the agent. Statistics of a
+            single observation then apply to each of the stack.
+
+    Raises:
+        QuarlError: There is no agent at the path, or it cannot be read.
 
     >>> quarl.load("CartPole-v1.zip").predict([0.0, 0.1, 0.02, -0.1])
     (np.int64(1), None)

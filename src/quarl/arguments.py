@@ -1,4 +1,4 @@
-"""What callers in Python give: keywords, where a misspelt one gets its name, and observations as a policy's rows."""
+"""Checks of arguments from Python: unknown keywords get a suggestion, and observations become a policy's rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CALLED = {
     **dict.fromkeys(("n_episodes", "n_eval_episodes"), "episodes"),
     **{"max_steps": "max_episode_steps", "wrapper": "wrappers", "bits": "precision", "deterministic": "stochastic"},
 }
-"""What other libraries, or other verbs, call keywords."""
+"""Keywords by the names that other libraries, or other verbs of QuaRL, use for them."""
 
 
 def checks_keywords(function: Callable[P, R]) -> Callable[P, R]:
@@ -55,11 +55,11 @@ def checks_keywords(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def check(spec: Spec, keywords: Mapping[str, str]) -> None:
-    """Raise QuarlError for what the command line refuses, in words of Python.
+    """Raise the QuarlError of the command line for an invalid option, with the keyword's name in Python.
 
     Args:
         spec: The value to check.
-        keywords: Names of keywords, by the option, if that has another name.
+        keywords: Names of keywords by option, if the two differ.
     """
     try:
         check_types(spec)
@@ -70,16 +70,16 @@ def check(spec: Spec, keywords: Mapping[str, str]) -> None:
 
 
 def numbers(observation: Any) -> Array:
-    """The observation as an array; QuarlError for what no environment's step gives."""
+    """Return the observation as an array; raise QuarlError for a value that no environment's step returns."""
     if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
-        raise QuarlError("env.reset() gives (observation, info): act on the observation alone, as in predict(obs)")
-    if hasattr(observation, "detach"):  # a torch tensor, wherever it lies
+        raise QuarlError("env.reset() returns (observation, info): act on the observation alone, as in predict(obs)")
+    if hasattr(observation, "detach"):  # a torch tensor on any device
         observation = observation.detach().cpu()
     try:
         array = np.asarray(observation)
     except (ValueError, TypeError, RuntimeError) as error:
         raise QuarlError(
-            f"the observation is no array of numbers ({str(error)[:80]}); its rows have one shape"
+            f"the observation is not an array of numbers ({str(error)[:80]}); its rows must have the same shape"
         ) from None
     if array.dtype.kind not in "fiub":
         raise QuarlError(f"the observation is a {type(observation).__name__} of {array.dtype}, not of real numbers")
@@ -87,8 +87,11 @@ def numbers(observation: Any) -> Array:
 
 
 def arranged(policy: Policy, observation: Any) -> tuple[Array, bool]:
-    """Observations in the policy's order of axes, as Stable-Baselines3's own `predict` puts them, and whether one was
-    given alone. Those of named inputs, or of discrete numbers, become rows; rows may be given, too."""
+    """Return observations in the policy's order of axes, and True if there is a single one without a batch axis.
+
+    Images may have their channels last, as for Stable-Baselines3's own `predict`. Observations with named inputs, or of
+    discrete numbers, become rows; rows are accepted, too.
+    """
     named = policy.inputs and isinstance(observation, Mapping)
     x: Any = {key: numbers(part) for key, part in observation.items()} if named else numbers(observation)
     if policy.inputs and (named or x.shape[1:] != policy.observation_shape):
@@ -98,7 +101,10 @@ def arranged(policy: Policy, observation: Any) -> tuple[Array, bool]:
 
 
 def policy_rows(policy: Policy, observation: Any) -> tuple[Array, bool]:
-    """Observations [B, *shape] in the policy's dtype, and whether one was given alone; QuarlError for what is none."""
+    """Return observations [B, *shape] in the policy's dtype, and True if there is a single one without a batch axis.
+
+    Raises QuarlError for another shape or type, for NaN or infinity, and for an empty batch.
+    """
     x, single = arranged(policy, observation)
     if policy.observation_shape not in (x.shape, x.shape[1:]):
         raise QuarlError(f"observation is {x.shape}, the policy expects {policy.observation_shape}")
@@ -107,7 +113,9 @@ def policy_rows(policy: Policy, observation: Any) -> tuple[Array, bool]:
     with np.errstate(over="ignore"):
         x = x.astype(policy.observation_dtype)
     if not np.isfinite(x).all():
-        raise QuarlError("the observation holds NaN or infinity; act without the policy there")
+        raise QuarlError(
+            "the observation contains NaN or infinity, for which quantized kernels have no code; act without the policy"
+        )
     if x.size == 0:
-        raise QuarlError("there is no observation among the 0 that were given; act for at least one")
+        raise QuarlError("the batch of observations is empty; pass at least one")
     return x.reshape(-1, *policy.observation_shape), single

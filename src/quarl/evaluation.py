@@ -1,4 +1,4 @@
-"""Policy × environment → episode returns, and the observations met on the way."""
+"""Evaluation of a policy: the returns of its episodes in an environment, and the observations in them."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from quarl.quant.spec import EXACT
 from quarl.readers.sb3_network import SCORING
 
 NUM_OBSERVATIONS, NUM_IMAGES = 4096, 1024
-"""Observations that stand for all that a policy meets. An image weighs as much as a thousand vectors, and gives a
-convolution hundreds of rows."""
+"""Sample sizes of observation vectors and of images. An image is as large as a thousand vectors, and
+hundreds of rows to a convolution, so fewer images suffice."""
 FEWEST = 10
-"""Recorded observations to calibrate on."""
+"""Minimum number of recorded observations for calibration."""
 MAX_CALIBRATED = 2**27
-"""Numbers of all values on them together; there are fewer observations where a network makes more of each."""
-RECORD_BATCH = 16  # episodes side by side
+"""Maximum number of activation elements over the whole sample; a network with many activations gets fewer samples."""
+RECORD_BATCH = 16  # episodes played side by side
 IMAGE_INTERVAL = 8
-"""Steps between two images that are recorded: a game has thousands of them, most like the one before."""
+"""Steps between two recorded images: a game has thousands, and consecutive ones are nearly equal."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Evaluation:
-    """Returns of one policy, episode by episode: the same seeds in the same order for every precision.
+    """Results of one policy, episode by episode, with the same seeds in the same order for every precision.
 
     >>> evaluation = agent.evaluate(episodes=3)
     >>> evaluation.returns.mean(), evaluation.num_steps
@@ -46,31 +46,34 @@ class Evaluation:
     """
 
     env_id: str
-    """The living id that was played, which may be newer than the one asked for."""
+    """Id of the environment that was played; its version may be newer than the requested one."""
     engine: str
+    """Name of the engine."""
     measured: bool
-    """False where the engine simulates the precision in float."""
+    """False if the engine simulates the precision in float."""
     stochastic: bool
+    """True if actions were sampled from the policy's distribution."""
     seed: int
+    """Seed from which the episodes' seeds are derived."""
     returns: Array
-    """float64 [episodes]: undiscounted sums of raw rewards."""
+    """Undiscounted sums of raw rewards, float64 [episodes]."""
     lengths: Array
-    """int64 [episodes]: environment steps."""
+    """Environment steps, int64 [episodes]."""
     seeds: Array
-    """int64 [episodes]: what each episode was reset with."""
+    """Seeds with which the episodes were reset, int64 [episodes]."""
     successes: Array | None
-    """bool [episodes]: `info["is_success"]` of each one's last step; None where the environment does not say."""
+    """`info["is_success"]` of each episode's last step, bool [episodes]; None if the environment does not report it."""
     wall_s: float
-    """From the first action to the end of the last episode, resets in between included."""
+    """Seconds from the first action to the end of the last episode, including the resets in between."""
     engine_s: float
-    """The part of it spent in the engine, summed over the workers."""
+    """Seconds of `wall_s` spent in the engine, summed over the workers."""
 
     def __repr__(self) -> str:
         played = f"{self.env_id} on {self.engine}, {len(self.returns)} episodes, seed {self.seed}"
         return f"Evaluation({played}: return {self.returns.mean():.1f} ± {self.returns.std():.1f})"
 
     def then(self, more: Evaluation) -> Evaluation:
-        """These episodes and after them those of `more`, which begin where these end."""
+        """Return these episodes followed by those of `more`, whose indices continue the ones here."""
         arrays = ("returns", "lengths", "seeds")
         joined: dict[str, Any] = {name: np.concatenate([getattr(self, name), getattr(more, name)]) for name in arrays}
         both = None if self.successes is None or more.successes is None else [self.successes, more.successes]
@@ -79,22 +82,22 @@ class Evaluation:
 
     @property
     def success(self) -> stats.Interval | None:
-        """The share of episodes that succeeded, with Wilson's 95 % interval; None where that is not said."""
+        """Share of successful episodes with Wilson's 95 % interval; None if the environment reports no successes."""
         return None if self.successes is None else stats.wilson_interval(self.successes)
 
     @property
     def num_steps(self) -> int:
-        """Environment steps of all episodes."""
+        """Number of environment steps in all episodes."""
         return int(self.lengths.sum())
 
     @property
     def us_per_step(self) -> float:
-        """Microseconds of wall clock per environment step, everything included."""
+        """Wall-clock time per environment step in µs, including the environment and resets."""
         return 1e6 * self.wall_s / self.num_steps
 
     @property
     def engine_us_per_step(self) -> float:
-        """Microseconds in the engine per environment step."""
+        """Time in the engine per environment step in µs."""
         return 1e6 * self.engine_s / self.num_steps
 
 
@@ -112,23 +115,23 @@ def evaluate(
     stream: Stream = "evaluation",
     progress: Callable[[Episode], None] | None = None,
 ) -> Evaluation:
-    """Play episodes; their returns depend on the policy, the environment and the seed, on nothing else.
+    """Play episodes and return their results, which depend only on the policy, the environment and the seed.
 
     Args:
         policy: The policy.
-        environment: The environment to play in; None is the policy's own.
-        episodes: How many.
-        first: Number of the first episode; those of a seed continue the ones that were played.
+        environment: The environment to play in; None means the policy's own.
+        episodes: Number of episodes.
+        first: Index of the first episode; a later call continues a seed's episodes after those already played.
         seed: Seed of the episodes.
-        engine: A name, or an engine that is loaded: then its batch is played, in this process.
+        engine: Name of an engine, or a loaded one, which plays with its own batch size in this process.
         batch: Episodes played side by side, in one call of the engine per step.
-        stochastic: Whether actions are sampled; None follows the zoo's convention for this agent.
-        num_workers: Processes that share the episodes.
+        stochastic: Sample actions from the policy's distribution; None follows the zoo's convention for this agent.
+        num_workers: Number of processes that share the episodes.
         stream: Purpose of the episodes, which keeps their seeds apart from others.
-        progress: Called with every finished episode, in the order they finish.
+        progress: Called with every finished episode, in the order in which they finish.
 
     Returns:
-        The returns, episode by episode.
+        Returns, lengths, seeds and successes, episode by episode, with the time that they took.
 
     Raises:
         QuarlError: The environment does not exist or does not fit the policy, or a number is out of range.
@@ -142,7 +145,7 @@ def evaluate(
         if _whole(name, value) < 0:
             raise QuarlError(f"{name} must not be negative, got {value}")
     if stochastic and policy.head.kind == "argmax" and (algo := policy.provenance.algo) in SCORING:
-        raise UnsupportedError(f"{algo} has values of actions and no distribution of them; drop --stochastic")
+        raise UnsupportedError(f"{algo} predicts values of actions, not a distribution over them; drop --stochastic")
     environment = environment or home_of(policy)
     num_workers = environment.at_once(min(num_workers, episodes))
     job = Job(
@@ -171,12 +174,12 @@ def evaluate(
 
 
 def _evaluation(job: Job, env_id: str, finished: list[Episode], clocks: Sequence[Clock]) -> Evaluation:
-    """Put the finished episodes in order; refuse returns that are not finite."""
+    """Sort the finished episodes by index; raise QuarlError for returns that are not finite."""
     episodes = sorted(finished, key=lambda episode: episode.index)
     broken = sum(not np.isfinite(episode.total) for episode in episodes)
     if broken:
         raise QuarlError(
-            f"{env_id} gave rewards that are NaN or infinite, in {broken} of {len(episodes)} episodes: mend its "
+            f"{env_id} gave rewards that are NaN or infinite, in {broken} of {len(episodes)} episodes: fix its "
             "rewards, or play another environment"
         )
     successes = [episode.success for episode in episodes]
@@ -209,14 +212,23 @@ def record(
     num: int | None = None,
     min_episodes: int = 10,
 ) -> Array:
-    """Observations [num, *shape] that the policy meets in its own episodes, in its dtype.
+    """Return observations [num, *shape] from the policy's own episodes, in its dtype.
 
-    Plays whole episodes until there are `min_episodes` and `num` steps, and takes `num` of those steps, evenly spaced:
-    long episodes would otherwise fill the sample with one start. Like returns, they do not depend on the batch.
-    Of images every IMAGE_INTERVAL-th step counts.
+    Play whole episodes until there are `min_episodes` and `num` steps, then take `num` evenly spaced steps. Otherwise
+    a single start would fill the sample if episodes are long. Images are recorded at every
+    IMAGE_INTERVAL-th step only. Like returns, the observations do not depend on the batch size.
 
-    stream: keeps purposes apart. environment: None is the policy's own. engine: a name loads the policy in float32.
-    num: None takes as many as calibrate such a policy.
+    Args:
+        policy: The policy, which also acts.
+        stream: Purpose of the episodes, which keeps their seeds apart from those of other purposes.
+        seed: Seed of the episodes.
+        environment: The environment to play in; None means the policy's own.
+        engine: A loaded engine, or the name of one, which then runs the policy in float32.
+        num: Number of observations; None means the usual sample size for such a policy.
+        min_episodes: Minimum number of episodes to sample from.
+
+    Raises:
+        QuarlError: `seed` or `num` is out of range, or the environment does not fit the policy.
     """
     num = sample_size(policy) if num is None else num
     if seed < 0:
@@ -237,6 +249,7 @@ def record(
         **environment.playing(policy),
     )
     episodes = play(setting, lambda observations: sound(policy, observations, run(observations)), itertools.count())
+    # Episodes finish out of order; `ordered` has the observations of those whose predecessors have finished.
     by_index: dict[int, Array] = {}
     ordered: list[Array] = []
     with contextlib.closing(episodes):
@@ -244,7 +257,7 @@ def record(
             episode = next(episodes)
             assert episode.observations is not None
             by_index[episode.index] = episode.observations
-            while len(ordered) in by_index:  # only a prefix counts, so that quick episodes are not preferred
+            while len(ordered) in by_index:  # only a prefix counts, so that short episodes are not preferred
                 ordered.append(by_index.pop(len(ordered)))
                 if len(ordered) >= min_episodes and sum(map(len, ordered)) >= num:
                     break
@@ -253,13 +266,13 @@ def record(
 
 
 def sample_size(policy: Policy) -> int:
-    """How many recorded observations calibrate the policy, or compare its actions."""
+    """Return the number of recorded observations that calibrate the policy, or compare its actions."""
     usual = NUM_IMAGES if policy.observation_dtype == "uint8" else NUM_OBSERVATIONS
     return max(min(usual, MAX_CALIBRATED // sum(map(math.prod, shapes(policy).values()))), 1)
 
 
 def check_recorded(observations: Array) -> Array:
-    """Return recorded observations [N, ...] to calibrate on; note the numbers of an observation that never vary.
+    """Return recorded observations [N, ...] for calibration; print a note on numbers of an observation that never vary.
 
     Raises QuarlError for fewer than FEWEST.
     """

@@ -28,11 +28,11 @@ from quarl.stats import NONINFERIOR, UNDECIDED, Interval, Verdict, judge, paired
 
 FIRST_LOOK = 30
 FALL = 0.5
-"""Episodes of total failure that may have gone unseen: intervals are widened by their spread."""
+"""Number of complete failures that may have been missed; their spread widens the intervals."""
 
 
 def looks_of(asked: ComparisonSpec) -> tuple[int, ...]:
-    """Numbers of episodes after which a precision may have been played enough: one, where --episodes says it."""
+    """Return the numbers of episodes after which evaluation may stop: a single one unless --episodes is auto."""
     if asked.episodes != "auto":
         return (asked.episodes,)
     return looks(asked.most_episodes, asked.margin)
@@ -41,9 +41,15 @@ def looks_of(asked: ComparisonSpec) -> tuple[int, ...]:
 def until_judged(
     plays: Sequence[Callable[..., Evaluation]], looks: tuple[int, ...], margin_pct: float
 ) -> list[Evaluation]:
-    """Evaluations of fp32, the first, and of others: of as many episodes as a verdict took, at most the last look's.
+    """Evaluate fp32 and other policies until each has a verdict.
 
-    plays: `evaluate` of each policy, of `episodes` episodes from number `first` on.
+    Args:
+        plays: `evaluate` for each policy, fp32's first; it plays `episodes` episodes from index `first`.
+        looks: Numbers of episodes of the interim analyses; the last one is the maximum.
+        margin_pct: Acceptable loss in percent of the mean of fp32.
+
+    Returns:
+        The evaluations, in the order of `plays`, with as many episodes as their verdicts required.
     """
     played = [play(episodes=looks[0]) for play in plays]
     undecided = list(range(1, len(plays)))
@@ -58,9 +64,14 @@ def until_judged(
 def judged(
     returns: Array, exact: Array | None, margin_pct: float, seed: int, looks: tuple[int, ...] = ()
 ) -> dict[str, Any]:
-    """What rows hold of returns [episodes]: their summary, and what is lost to fp32's where there are as many of these.
+    """Return the fields of a row about returns [episodes]: their summary, and the verdict on their loss against fp32.
 
-    seed: of the bootstraps. looks: of `sequential_verdict`, where there were several.
+    Args:
+        returns: Returns of the quantized policy.
+        exact: Returns of fp32; without as many of them, or with None, the row has no verdict.
+        margin_pct: Acceptable loss in percent of the mean of fp32.
+        seed: Seed of the bootstraps.
+        looks: Numbers of episodes of the interim analyses, as in `sequential_verdict`, if there were several.
     """
     rng = np.random.default_rng(seed)
     row = {**asdict(stats.summary(returns, rng)), "margin_pct": margin_pct, "error_pct": None, **stats.NO_VERDICT}
@@ -100,7 +111,11 @@ def boundaries(times: tuple[float, ...], alpha: float = 0.025) -> tuple[float, .
     """Return the boundaries that a standard normal statistic exceeds at some analysis with probability `alpha`.
 
     The probability holds without an effect. Sums are integrated from analysis to analysis (Armitage, McPherson and Rowe
-    1969). times: of the analyses, in any unit.
+    1969).
+
+    Args:
+        times: Times of the analyses, in any unit.
+        alpha: Probability of the whole test.
 
     >>> [round(z, 2) for z in boundaries((1, 2, 3, 4, 5))]
     [4.88, 3.36, 2.68, 2.29, 2.03]

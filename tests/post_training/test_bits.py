@@ -108,7 +108,7 @@ def test_what_fresh_episodes_reject_gives_way_to_wider_bits_and_other_episodes_a
     narrower = max((row for row in tried if row.bits_mean < 8), key=lambda row: row.bits_mean)
     layers = " ".join(map(str, narrower.bits_of_layers.values()))
     assert said[1].startswith(
-        f"int8 stays, as no assignment of fewer bits was accepted: the nearest, {layers}, differs"
+        f"int8 stays, because no assignment of fewer bits was accepted: the nearest, {layers}, differs"
     )
     passes = f"A larger one passes in at most {2.5 * len(fresh):g} % of such searches."
     assert f"in attempt {len(fresh)}, 20 fresh episodes exclude a loss of 2 %. {passes}" in said[0]
@@ -120,7 +120,7 @@ def test_latency_is_made_small_with_the_widths_that_have_kernels_and_by_what_was
 
     monkeypatch.setattr(layer_bits, "time_engines", timed)
     _, tried, said = layer_bits.choose(*cart_pole(), config(minimize="latency"))
-    assert "was chosen of 2 assignments" in said[0]
+    assert "was chosen from 2 assignments" in said[0]
     assert {width for row in tried for width in row.bits_of_layers.values()} <= {8, 4}
 
 
@@ -130,7 +130,9 @@ def test_a_loss_that_the_episodes_cannot_show_is_refused_with_how_many_could(tmp
     artifact.write(policy, tmp_path / "p.safetensors")
     words = ["--auto", "--max-loss", "0.0001%", "--episodes", "10", "--max-episodes", "20"]
     line = refused(capsys, "ptq", tmp_path / "p.safetensors", *words, "-o", tmp_path / "out")
-    assert line.startswith("quarl: --max-loss 0.0001% cannot be shown even of int8: its return differs from fp32's by ")
+    assert line.startswith(
+        "quarl: --max-loss 0.0001% cannot be shown even for int8: its return differs from fp32's by "
+    )
     assert int(line.partition("and some ")[2].partition(" would tell")[0].replace(",", "")) > 20
     assert not (tmp_path / "out").exists()
 

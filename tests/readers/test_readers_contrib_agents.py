@@ -178,7 +178,7 @@ def test_training_for_a_precision_refuses_what_it_cannot_take_by_name(name: str)
 def test_scores_that_are_no_distribution_are_not_sampled(name: str):
     env = Still(spaces.Box(-1, 1, (4,)), CHOICE)
     learner = ARS("MlpPolicy", env) if name == "ars" else model(name)
-    with pytest.raises(QuarlError, match=f"{name} has values of actions and no distribution"):
+    with pytest.raises(QuarlError, match=f"{name} predicts values of actions, not a distribution"):
         quarl.from_sb3(learner).evaluate(env=env, episodes=1, stochastic=True)
 
 

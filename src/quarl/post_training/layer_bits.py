@@ -1,7 +1,8 @@
-"""Bits of each layer, chosen by return: the fewest that are shown, on fresh episodes, to lose no more than is allowed.
+"""Search for the bits of each layer: the fewest that fresh episodes show to lose no more return than allowed.
 
-What the widths of a layer do to actions on recorded states, which needs no episode, orders assignments from 8 bits in
-all layers to the narrowest. Validation's episodes choose on that path, and fresh ones have the last word.
+Assignments form a path from 8 bits in all layers to the narrowest. Their order follows the error that a layer's width
+causes in actions on recorded states, which needs no episodes. Validation episodes choose an assignment on
+this path, and fresh episodes confirm it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from quarl.specs import SEEDS, PtqSpec
 from quarl.stats import FEWEST_EPISODES
 
 NARROWER = {"bytes": (7, 6, 5, 4, 3, 2), "latency": (4,)}
-"""Widths that are tried, by what is to be small: kernels that have less to do than those of 8 bits are those of 4."""
+"""Candidate widths in bits, by the quantity to minimize: only kernels of 4 bits do less work than those of 8."""
 TRIED = "Bits of layers in the order in which they were tried"
 
 
@@ -41,29 +42,29 @@ def _accepted(accepted: bool, seeds: str, bits_mean: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssignmentRow(Row):
-    """Bits of all layers that were played with, in the order in which they were tried."""
+    """An assignment of bits to all layers, and the result of its episodes."""
 
     command = "ptq assignments"
     bits_mean: Annotated[float, Column("bits", "{:.2f}".format)]
-    """Of a weight, over all layers."""
+    """Mean bits of a weight, over all layers."""
     bits_of_layers: Annotated[dict[str, int], Column("of layers", lambda bits: " ".join(map(str, bits.values())))]
-    """By layer."""
+    """Bits of each layer, by its name."""
     method: Annotated[str, Column("method")]
-    """ptq, by calibration alone, or distill."""
+    """Origin of the weights: ptq, by calibration alone, or distill."""
     seeds: Annotated[str, Column("seeds")]
-    """validation, which chooses, or evaluation, of fresh episodes."""
+    """Seeds of the episodes: validation, which chooses, or evaluation, for fresh episodes."""
     episodes: Annotated[int, Column("episodes")]
     mean: Annotated[float, Column("return", formats.number)]
     difference: Annotated[
         float, Column("difference", formats.estimate, of=("difference", "difference_low", "difference_high"))
     ]
-    """Mean of the paired differences to fp32, a loss being negative, and the ends of its 95 % interval."""
+    """Mean of the paired differences to fp32, negative for a loss; with the ends of its 95 % interval."""
     difference_low: float
     difference_high: float
     accepted: Annotated[bool, Column("accepted", _accepted, of=("accepted", "seeds", "bits_mean"))]
-    """In validation: a loss of half of what is allowed at most, or less where no more could be shown; on fresh ones, an
-    interval that excludes a larger loss than is allowed. The search starts from int8, which validation need not
-    accept: the table says "start" then."""
+    """True in validation if the loss is at most half the allowed one, or less if the maximum number of episodes cannot
+    confirm half. True for fresh episodes if the interval excludes a loss above the allowed one. The search starts from
+    int8 even if validation does not accept it: the table then has "start"."""
 
 
 def choose(
@@ -81,15 +82,15 @@ def choose(
     Args:
         policy: The policy in float32.
         environment: The environment to play in.
-        asked: The precisions, or the loss that is allowed.
+        asked: The precisions, or the allowed loss.
         progress: Called with the precision and 1 for every finished episode.
-        distilled: Makes the policy of an assignment that validation rejects as calibration leaves it.
+        distilled: Distills the policy of an assignment that validation rejects after calibration; None rejects it.
 
     Returns:
         The cells, fp32's first; the assignments that were tried; sentences about the choice.
 
     Raises:
-        QuarlError: The episodes do not even show of int8 that it loses so little.
+        QuarlError: The episodes cannot even show that int8 loses less than `max_loss`.
     """
     if not asked.auto:
         return measure.measure(policy, environment, asked.specs(), asked, progress), [], []
@@ -97,6 +98,7 @@ def choose(
     int8 = search.validate(search.int8, search.fewest)
     if search.needed(int8) > asked.most_episodes:
         raise search.refusal(int8)
+    # Search the path by bisection: narrower assignments are assumed to lose more.
     errors = search.errors()
     specs = search.specs(errors)
     looks, chosen, above = {0: int8}, 0, len(specs)
@@ -104,6 +106,7 @@ def choose(
         middle = (chosen + above) // 2
         looks[middle] = search.validate(specs[middle], search.planned(int8))
         chosen, above = (middle, above) if looks[middle].accepted else (chosen, middle)
+    # Confirm the narrowest accepted assignment on fresh episodes, or the next wider one.
     passed = sorted((n for n, look in looks.items() if look.accepted or not n), reverse=True)
     for attempt, number in enumerate(passed, 1):
         cells = search.confirm(specs[number], attempt, looks[number])
@@ -111,10 +114,11 @@ def choose(
             break
     else:
         raise search.refusal(search.rows[-1])
+    # Describe the choice.
     row = cells[-1].row
     said = [
         f"{row.precision}, {row.bits_mean:.2f} bits a weight and {row.bytes_packed / cells[1].row.bytes_packed:.2f} of "
-        f"int8's bytes, was chosen of {formats.counted(len(specs), 'assignment')}: in attempt {attempt}, "
+        f"int8's bytes, was chosen from {formats.counted(len(specs), 'assignment')}: in attempt {attempt}, "
         f"{row.episodes:,} fresh episodes exclude a loss of {row.margin_pct:g} %. A larger one passes in at most "
         f"{2.5 * attempt:g} % of such searches."
     ]
@@ -123,7 +127,7 @@ def choose(
         nearest = max(narrower, key=lambda each: each.bits_mean)
         difference = formats.estimate(nearest.difference, nearest.difference_low, nearest.difference_high)
         said.append(
-            "int8 stays, as no assignment of fewer bits was accepted: the nearest, "
+            "int8 stays, because no assignment of fewer bits was accepted: the nearest, "
             f"{' '.join(map(str, nearest.bits_of_layers.values()))}, differs from fp32 by {difference} in "
             f"{nearest.episodes:,} episodes of {nearest.seeds}."
         )
@@ -134,7 +138,7 @@ def choose(
 
 
 class _Search:
-    """What is played in search of the bits of one policy's layers."""
+    """State of a search for the bits of one policy's layers, and the episodes that it plays."""
 
     def __init__(
         self,
@@ -154,14 +158,15 @@ class _Search:
         play: Callable[..., Evaluation] = partial(evaluate, environment=environment, stream="validation", **where)
         self.quantize, self.distilled = cache(self.calibrated.quantize), distilled
         self.made = {EXACT: self.quantize(EXACT)}
-        """What validation looked at last."""
+        """Policy that validation played last, by its precision."""
         self.returns = cache(lambda policy, episodes: play(policy, episodes=episodes).returns)
         self.rows: list[AssignmentRow] = []
 
     def errors(self) -> dict[str, dict[int, float]]:
-        """The action error of each layer, by its bits beside int8 in the others, on recorded states.
+        """Return the action error of each layer, by its bits, with int8 in the other layers, on recorded states.
 
-        The mean square of what actions differ by from fp32's: in shares of their range; of discrete ones, 1 or 0.
+        The error is the mean squared difference to the actions of fp32, in shares of their range; discrete actions
+        differ by 1 or 0.
         """
 
         def act(spec: QuantSpec) -> Array:
@@ -175,7 +180,7 @@ class _Search:
         return {op.name: {8: int8, **{bits: error((op.name, bits)) for bits in narrower}} for op in policy.linear}
 
     def specs(self, errors: Mapping[str, Mapping[int, float]]) -> list[QuantSpec]:
-        """int8, and the assignments after it on the path; where latency counts, those faster than all before them."""
+        """Return int8 and the assignments after it on the path; for latency, only those faster than all before."""
         sizes = {op.name: math.prod(op.weight.shape) for op in self.calibrated.policy.linear}
         specs = [replace(self.int8, layer_bits=tuple(bits.items())) for bits in path(errors, sizes)]
         specs[0] = self.int8
@@ -186,7 +191,7 @@ class _Search:
         return [spec for n, spec in enumerate(specs) if times[n] < min(times[:n], default=math.inf)]
 
     def validate(self, spec: QuantSpec, episodes: int) -> AssignmentRow:
-        """What validation's episodes say: whether such a loss is far enough below what is allowed to be shown."""
+        """Play validation episodes; return the row, accepted if fresh episodes are likely to confirm its loss."""
         row = self._look(spec, self.quantize(spec), episodes)
         if row.accepted or spec == self.int8 or self.distilled is None:
             return row
@@ -201,7 +206,13 @@ class _Search:
         return self.rows[-1]
 
     def confirm(self, spec: QuantSpec, attempt: int, look: AssignmentRow) -> list[Cell]:
-        """Cells on fresh episodes, others in each attempt, as many as validation's look asks for."""
+        """Measure int8 and an assignment on fresh episodes; return fp32's cell, and theirs.
+
+        Args:
+            spec: The assignment.
+            attempt: Number of the attempt, from 1; each plays other episodes.
+            look: Row of the validation, from which the number of episodes follows.
+        """
         fresh = replace(self.asked, seed=(self.asked.seed + attempt - 1) % SEEDS, episodes=self.planned(look))
         specs = list(dict.fromkeys((self.int8, spec)))
         cells = measure.measure(
@@ -217,25 +228,25 @@ class _Search:
         return cells
 
     def allowed(self, row: AssignmentRow) -> float:
-        """The loss that is, of fp32's return on the row's episodes."""
+        """Return the allowed loss, as a share of fp32's return on the row's episodes."""
         return self.asked.margin / 100 * abs(row.mean - row.difference)
 
     def needed(self, row: AssignmentRow) -> float:
-        """Episodes whose interval, which shrinks with their root, reaches as far to either side as the loss allowed."""
+        """Return the number of episodes at which half the interval is the allowed loss; it shrinks with their root."""
         reach, allowed = (row.difference_high - row.difference_low) / 2, self.allowed(row)
         return row.episodes * (reach / allowed) ** 2 if allowed else math.inf
 
     def planned(self, row: AssignmentRow) -> int:
-        """Episodes whose interval reaches half as far, but no more than --max-episodes."""
+        """Return the number of episodes for an interval half as wide, but at most --max-episodes."""
         return int(max(min(4 * self.needed(row), self.asked.most_episodes), self.fewest))
 
     def refusal(self, int8: AssignmentRow) -> QuarlError:
-        """Why not even int8 was accepted."""
+        """Return the error that not even int8 was accepted."""
         difference = formats.estimate(int8.difference, int8.difference_low, int8.difference_high)
         return QuarlError(
-            f"--max-loss {self.asked.max_loss} cannot be shown even of int8: its return differs from fp32's by "
-            f"{difference} in {int8.episodes:,} episodes, and some {self.needed(int8):,.0f} would tell if it loses "
-            "nothing; raise --max-episodes or --max-loss"
+            f"--max-loss {self.asked.max_loss} cannot be shown even for int8: its return differs from fp32's by "
+            f"{difference} in {int8.episodes:,} episodes, and about {self.needed(int8):,.0f} would show it if int8 "
+            "loses nothing; raise --max-episodes or --max-loss"
         )
 
     def _keep(self, seeds: str, policy: QuantizedPolicy, row: Mapping[str, Any], method: str) -> AssignmentRow:
@@ -246,9 +257,13 @@ class _Search:
 
 
 def path(errors: Mapping[str, Mapping[int, float]], sizes: Mapping[str, int]) -> list[dict[str, int]]:
-    """Bits of each layer, from 8 in all to the narrowest: each step takes the bits that add the least error a bit.
+    """Return assignments of bits to layers, from 8 bits in all to the narrowest.
 
-    errors: of each layer by its bits, which add up over layers. sizes: weights of the layers.
+    Each step takes the reduction with the least additional error per bit.
+
+    Args:
+        errors: Error of each layer by its bits; errors add up over layers.
+        sizes: Number of weights of each layer.
 
     >>> path({"first": {8: 0.0, 4: 1.0}, "last": {8: 0.0, 4: 0.0}}, {"first": 10, "last": 5})
     [{'first': 8, 'last': 8}, {'first': 8, 'last': 4}, {'first': 4, 'last': 4}]

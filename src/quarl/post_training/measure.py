@@ -1,4 +1,4 @@
-"""One agent across precisions: calibrate, quantise, play, time; one row each."""
+"""Measurement of one agent at several precisions: calibrate, quantize, play and time each; one row per precision."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from quarl.specs import PtqSpec
 from quarl.stats import Interval, as_fields, drop_interval
 
 AGREE_PCT = 1.0
-"""Continuous actions agree where every component differs by at most this share of its range."""
+"""Largest difference of agreeing continuous actions, in percent of each component's range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PtqRow(Row):
-    """One precision of one agent."""
+    """The measurement of one agent at one precision."""
 
     command = "ptq"
     precision: Precision
     bits_weights: int
-    """Of the layers that are neither first nor last; 8 where each has bits of its own."""
+    """Bits of the weights in layers other than the first and the last; 8 if each layer has its own number of bits."""
     bits_mean: Annotated[float, Column("bits", formats.mean_bits, of=("bits_mean", "bits_weights"), optional=True)]
-    """Of a weight, over all layers; a column where some layers have more bits than others."""
+    """Mean bits of a weight, over all layers; the table has this column if some layers have more bits than others."""
     bits_of_layers: dict[str, int]
-    """By layer."""
+    """Bits of each layer, by its name."""
     bits_activations: int
-    """32 where activations stay float."""
+    """Bits of the activations; 32 if they stay float."""
     scheme: Scheme
     mode: Annotated[str, Column("mode", formats.activations, of=("mode", "bits_activations"), caption="{} activations")]
-    """Activations: dynamic, on a grid for each row at run time, or static, on grids calibrated beforehand."""
+    """Quantization of activations: dynamic, on a grid per row at run time, or static, on calibrated grids."""
     engine: EngineName
     measured: Measured
     episodes: Episodes
@@ -51,35 +51,35 @@ class PtqRow(Row):
     mean: Annotated[float, Column("return", formats.spread, of=("mean", "std"))]
     """Mean over episodes of the sum of rewards."""
     std: float
-    """Standard deviation over episodes (behind ±)."""
+    """Standard deviation over episodes (after ±)."""
     iqm: Annotated[float, Column("IQM", formats.number)]
-    """Interquartile mean: the mean of the middle half of the returns, which a few odd episodes do not move."""
+    """Interquartile mean: the mean of the middle half of the returns, which is robust to outliers."""
     ci_low: Annotated[float | None, Column("95 % interval", formats.interval, of=("ci_low", "ci_high"), before="iqm")]
-    """Ends of the 95 % bootstrap interval of the mean return; null of one episode."""
+    """Ends of the 95 % bootstrap interval of the mean return; null for a single episode."""
     ci_high: float | None
     success: Annotated[float | None, Column("success %", formats.percent, optional=True)]
-    """Share of the episodes whose last step says `is_success`; its ends are those of Wilson's 95 % interval."""
+    """Share of the episodes whose last step reports `is_success`; its ends are those of Wilson's 95 % interval."""
     success_low: float | None
     success_high: float | None
     drop: Annotated[float | None, Column("lost %", formats.shares, of=("drop", "drop_low", "drop_high"), optional=True)]
-    """Share of the episodes that fp32 wins less that of this precision, with its 95 % interval: as in McNemar's test
-    those episodes count that only one of the two wins. Null of fp32."""
+    """Share of successful episodes of fp32 minus that of this precision, with its 95 % interval. As in McNemar's test,
+    only the episodes count in which exactly one of the two succeeds. Null for fp32."""
     drop_low: float | None
     drop_high: float | None
     error_pct: Error
     margin_pct: Annotated[float, Column("margin", "{:g} %".format, caption="margin {}")]
-    """Loss that is still acceptable, in percent of the return in fp32."""
+    """Acceptable loss in percent of the return in fp32."""
     noninferior: bool
     verdict: Annotated[
         str,
         Column("verdict", formats.verdict, of=("verdict", "differs", "precision"), before="margin_pct"),
     ]
-    """By the 95 % interval of the mean difference to fp32, paired by episode: non-inferior, all of it above minus the
-    margin; inferior, all of it below; else undecided, as with fewer than ten episodes."""
+    """Verdict by the 95 % interval of the mean difference to fp32, paired by episode. Non-inferior if all of it is
+    above minus the margin, inferior if all of it is below; otherwise, or with fewer than ten episodes, undecided."""
     differs: bool
-    """Differs beyond noise: that interval does not contain 0, be it a loss or a gain."""
+    """True if the difference, a loss or a gain, is beyond noise: that interval does not contain 0."""
     difference: float
-    """Mean over episodes of the return less that of fp32's episode from the same start; its ends are the verdict's."""
+    """Mean over episodes of the return minus that of fp32 from the same start; its ends are those of the verdict."""
     difference_low: float | None
     difference_high: float | None
     bytes: Annotated[int, Column("file", formats.size)]
@@ -89,18 +89,18 @@ class PtqRow(Row):
     latency_us_p50: Annotated[float, Column("µs p50", formats.three_digits)]
     """Median microseconds of one call: one observation in, one output out, one thread."""
     latency_us_p99: Annotated[float, Column("p99", formats.three_digits)]
-    """99 of 100 such calls take no longer."""
+    """99th percentile of the same calls in microseconds."""
     agreement: Annotated[float, Column("agree %", formats.percent, before="bytes")]
-    """Share of recorded observations on which the action is that of fp32; where continuous, within 1 % of its
-    range."""
+    """Share of recorded observations on which the action equals that of fp32; continuous actions may differ by 1 % of
+    their range."""
     coverage: Annotated[float, Column("covered %", formats.percent, caption="{} % of the weights covered")]
-    """Share of the policy's weights that are quantised."""
+    """Share of the policy's weights that are quantized."""
     returns: Returns = field(repr=False)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Cell:
-    """A row with what it was computed from."""
+    """A row with the policy and the episodes from which it was computed."""
 
     row: PtqRow
     policy: QuantizedPolicy
@@ -186,12 +186,23 @@ def measure(
 
 
 def drop_of(played: Evaluation, exact: Evaluation) -> Interval | None:
-    """The share of successes that is lost to fp32, in the episodes that both played; None of fp32 and where none is."""
+    """Return the share of successes lost against fp32, in the episodes that both played.
+
+    None for fp32 itself, and if the environment reports no successes.
+    """
     if played is exact or played.successes is None or exact.successes is None:
         return None
     return drop_interval(exact.successes[: len(played.successes)], played.successes)
 
 
 def agreement(policy: Policy, exact: Array, actions: Array) -> float:
-    """Share of rows whose action is the exact one: equal, or within AGREE_PCT of the range in every component."""
+    """Return the share of rows whose action agrees with that of fp32.
+
+    Discrete actions agree if they are equal, continuous ones within AGREE_PCT of the range in every component.
+
+    Args:
+        policy: The policy, which has the range of the actions.
+        exact: Actions of fp32.
+        actions: Actions of the quantized policy for the same observations.
+    """
     return float(np.mean((policy.head.distance(exact, actions) <= AGREE_PCT / 100).all(axis=1)))

@@ -1,4 +1,4 @@
-"""`quarl.ptq`: what the verb of that name measures, as an object in Python."""
+"""`quarl.ptq`: the results of the verb `quarl ptq` as a Python object."""
 
 from __future__ import annotations
 
@@ -26,21 +26,23 @@ if TYPE_CHECKING:
     import pandas
 
 KEYWORDS = {"bits": "precisions", "edge-bits": "edge_bits", "workers": "num_workers"}
-"""Of `ptq`, by the option of `quarl ptq` where that has another name."""
+"""Keywords of `ptq` by the option of `quarl ptq`, if the two differ."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class PtqTable:
-    """What each precision costs and gains: a PtqRow each, fp32's first, shown as `quarl ptq` prints them.
+    """A table with one PtqRow per precision, fp32's first, displayed as `quarl ptq` prints it.
 
     >>> [(row.precision, row.mean) for row in table][:2]
     [('fp32', 500.0), ('int8', 500.0)]
     """
 
     title: str
+    """Title of the table: the agent and its environment."""
     rows: tuple[PtqRow, ...]
+    """Results of the precisions, fp32's first."""
     agents: Mapping[str, Agent]
-    """By their precision in the rows: `table.agents["int8"].save("policy.tflite")`."""
+    """Agents by their precision in the rows: `table.agents["int8"].save("policy.tflite")`."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -58,7 +60,7 @@ class PtqTable:
         return "\n".join(map(str.rstrip, drawn.get().splitlines()))
 
     def _repr_html_(self) -> str | None:
-        with contextlib.suppress(ModuleNotFoundError):  # notebooks show the text, then
+        with contextlib.suppress(ModuleNotFoundError):  # notebooks then show the text
             from quarl.report import page
 
             return page.fragment(self._cells(), self.title)
@@ -66,7 +68,7 @@ class PtqTable:
 
     @property
     def verdicts(self) -> list[str]:
-        """What the rows show, in sentences: which precisions are non-inferior to fp32, and which differ beyond noise.
+        """Sentences that name the precisions non-inferior to fp32, and those that differ beyond noise.
 
         >>> table.verdicts[0]
         'int8 with scheme default is non-inferior to fp32 within 5 %.'
@@ -74,9 +76,9 @@ class PtqTable:
         return assessment.assess(schema.fields(self.rows))
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A DataFrame with a row for each precision and a column for each field that rows have in JSON.
+        """Return a DataFrame with a row for each precision and a column for each field of the JSON rows.
 
-        QuarlError where pandas is not installed.
+        Raises QuarlError if pandas is not installed.
 
         >>> table.to_pandas().set_index("precision").verdict["int8"]
         'non-inferior'
@@ -110,17 +112,41 @@ def ptq(
     edge_bits: int | str = PtqSpec.edge_bits,
     **where: Unpack[EnvironmentKeywords],
 ) -> PtqTable:
-    """The table that `quarl ptq` prints: return, error, verdict, latency and size of the agent at each precision.
+    """Measure an agent at several precisions: return, error, verdict, latency and size, as `quarl ptq` does.
 
-    No file is written. QuarlError as of `quantize` and `evaluate`, whose keywords mean the same here.
+    No file is written.
 
-    agent: in float32, or the path of one.
-    precisions: as `Agent.quantize` takes them; fp32 is always among them.
-    edge_bits: of the first and the last layers where a precision asks for fewer; "same": one width in all layers.
-    episodes: at each precision, from the same starts; "auto" plays until there is a verdict, or `max_episodes`.
-    margin: loss of return, in percent of fp32's, that is still acceptable.
-    auto: chooses bits for each layer instead, as "mixed": the fewest, or the fastest, that fresh episodes, at most
-    `max_episodes`, show to lose less than `max_loss` percent. QuarlError where they do not even show it of int8.
+    Args:
+        agent: The agent in float32, or its path.
+        precisions: Precisions, as in `Agent.quantize`; fp32 is always added.
+        episodes: Number of episodes at each precision, from the same starts; "auto" plays until there is a verdict, or
+            `max_episodes`.
+        scheme: Name of the quantization scheme, which turns weights into codes.
+        mode: "dynamic" quantizes activations per row at run time, "static" on grids calibrated beforehand.
+        margin: Acceptable loss of return in percent of fp32's.
+        auto: Choose bits for each layer instead of `precisions`; the result is called "mixed". It has the fewest bits,
+            or the lowest latency, that fresh episodes show to lose less than `max_loss`.
+        max_loss: Allowed loss with `auto`, in percent of fp32's return.
+        minimize: Quantity that `auto` minimizes: "bytes" or "latency".
+        max_episodes: Maximum number of episodes with "auto" or `auto`; None means the default of `quarl ptq`.
+        seed: Seed of calibration and evaluation.
+        engine: Name of the engine that runs the policies.
+        num_workers: Number of processes that share the episodes.
+        edge_bits: Minimum bits of the first and the last layers; "same" means one width in all layers.
+        env_id: The environment; None means the one that the policy was trained in.
+        env_kwargs: Arguments of the environment, in addition to those that the policy records.
+        wrappers: Wrappers in place of the policy's, the outermost last: names, as in "AtariWrapper", or (name,
+            arguments).
+        frame_stack: Number of stacked observations in place of the policy's; 1 means no stacking.
+        max_episode_steps: Time limit in steps, in place of the policy's or the registered one.
+        env: A live environment to play in, as in `evaluate`.
+
+    Returns:
+        The table, which contains the quantized agents, too.
+
+    Raises:
+        QuarlError: An option is invalid, as in `quantize` and `evaluate`, or with `auto` the episodes cannot even show
+            that int8 loses less than `max_loss`.
 
     >>> table = quarl.ptq(agent, [8, 2], episodes=20)
     >>> table.agents["int2e8"]
@@ -131,7 +157,7 @@ def ptq(
         raise QuarlError(f"this policy is {policy.spec.precision} already; measure the fp32 one")
     words = [precisions] if isinstance(precisions, str | int) else precisions
     if not words:
-        raise QuarlError("precisions names none: give one or more, as in [8, 4]")
+        raise QuarlError("precisions is empty: give one or more, as in [8, 4]")
     spec = PtqSpec(
         bits=tuple(map(str, words)),
         edge_bits=str(edge_bits),
