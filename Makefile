@@ -44,6 +44,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/test_prose.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .

@@ -154,6 +154,6 @@ def sequential_verdict(fp32: Array, q: Array, margin_pct: float, looks: tuple[in
     t = float(scipy.stats.t.isf(scipy.stats.norm.sf(boundaries(looks)[looks.index(n)]), n - 1)) / math.sqrt(n)
     hall = [3 / g * (float(np.cbrt(1 + g * (x - g / (6 * n)))) - 1) if abs(g) > 1e-6 else x for x in (t, -t)]
     interval = Interval(point=mean, low=mean - spread * max(t, hall[0]), high=mean - spread * min(-t, hall[1]))
+    early = n < fewest(margin_pct)
     judged = judge(interval, margin_pct / 100 * scale)
-    early = judged.verdict == NONINFERIOR and n < fewest(margin_pct)
-    return replace(judged, verdict=UNDECIDED) if early else judged
+    return replace(judged, verdict=UNDECIDED) if early and judged.verdict == NONINFERIOR else judged

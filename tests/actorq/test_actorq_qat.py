@@ -67,8 +67,8 @@ def test_before_quantisation_acts_there_are_no_grids():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"qat": "w4a8"}, "other kernels"),
-        ({"qat": "w8a6"}, "other kernels"),
+        ({"qat": "w4a8"}, "does not match --actor-precision int8; use --qat w8a8"),
+        ({"qat": "w8a6"}, "does not match --actor-precision int8; use --qat w8a8"),
         ({"qat": "w8a8", "comm_bits": 4}, "--comm-bits"),
         ({"qat": "w8a8", "quant_delay": 200_000}, "--quant-delay"),
         ({"quant_delay": 5}, "--quant-delay"),

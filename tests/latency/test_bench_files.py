@@ -95,7 +95,7 @@ def test_a_quantised_policy_is_timed_as_it_is(tmp_path):
     ("words", "said"),
     [
         ("policy.quarl --widths 8", "--widths and MODEL are mutually exclusive"),
-        ("--bits 8", "--bits is of a MODEL"),
+        ("--bits 8", "--bits requires a MODEL"),
         ("nowhere.tflite", "no file nowhere.tflite"),
         ("exact.tflite", "exact.tflite holds no contract"),
         ("policy.quarl --bits int5 --runtime tflm", "tflm"),

@@ -167,7 +167,7 @@ def test_integers_without_a_range_are_refused(tmp_path: Path):
     qat.prepare(model, "w4a8")
     qat.follow(model, active=True)
     _, path = saved(model, tmp_path)
-    with pytest.raises(QuarlError, match=r"agent\.zip: training has seen no values of 'observation'; train on"):
+    with pytest.raises(QuarlError, match=r"agent\.zip: training has seen no values of 'observation'; train longer"):
         quarl.load(path)
 
 

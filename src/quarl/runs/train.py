@@ -67,9 +67,9 @@ class Training:
             self.clock_before = self.checkpointer.resume() if config.resume else 0.0
             self.steps_before = self.model.num_timesteps
             # options with no effect
+            check_updates(self.model, self.n_timesteps)
             if config.quant_delay is not None:
                 check_delay(self.model, config.quant_delay, self.steps_before, self.n_timesteps)
-            check_updates(self.model, self.n_timesteps)
             check_tracking(config.track)
             self.updates_before = 0.0
             if config.resume:
