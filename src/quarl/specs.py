@@ -1,7 +1,7 @@
-"""What methods are asked for: frozen values that Python's keywords make, and that the options of verbs extend.
+"""Options of the methods: frozen values, created from the keywords in Python, and extended by the options of verbs.
 
-Each field says the group, the value and the meaning of its option, as a row's fields say their columns. Nothing here
-imports numpy, because `--help` shows these fields.
+Each field defines the group, the value and the help text of its option, as a row's fields define their columns. Nothing
+here imports numpy, because `--help` shows these fields.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Spec:
 
 @dataclass(frozen=True, kw_only=True)
 class EnergySpec(Spec):
-    """Whether and how energy is measured."""
+    """Options of the energy measurement."""
 
     energy: Annotated[Flag, ENERGY] = False
     """Also measure joules and grams of CO2, and report the method."""

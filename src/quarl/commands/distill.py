@@ -121,7 +121,7 @@ def run(config: DistillConfig) -> None:
         for each in chosen:
             artifact.write(each, folder / f"{each.spec.precision}.safetensors")
         exact, played = None, list[Evaluation]()
-        if cells:  # the search has played what it chose
+        if cells:  # the search has already played the chosen assignment
             exact, played = cells[0].evaluation, [cells[-1].evaluation]
         elif given is None:
             plays = [partial(validation.play, each) for each in (quantize(policy, EXACT), *chosen)]
@@ -157,14 +157,15 @@ def run(config: DistillConfig) -> None:
 def _distilled(
     config: DistillConfig, validation: Validation
 ) -> tuple[dict[QuantSpec, list[Snapshot]], list[Cell], list[AssignmentRow], list[str]]:
-    """Distill into every precision, or with --auto in search of the bits of each layer.
+    """Distill into every precision, or with --auto search for the bits of each layer.
 
     Args:
         config: The verb's options.
         validation: The policy, and how its snapshots are validated.
 
     Returns:
-        The snapshots by precision. Of a search also its cells, what it tried, and sentences about its choice.
+        The snapshots by precision. A search adds its cells, the assignments that it tried, and sentences about its
+        choice.
     """
     looks: dict[QuantSpec, list[Snapshot]] = {}
     most = config.bounds()[0] * config.updates

@@ -38,7 +38,7 @@ def run(config: PtqConfig) -> int:
         with energy.meter(config) as meter, terminal.progress(config.num_episodes) as progress:
             cells, tried, said = choose(policy, environment or home_of(policy), config, progress)
         about = model.told(config, policy, cells[0].evaluation, meter.cost)
-        for cell in cells:  # of several schemes each has its file
+        for cell in cells:  # each scheme has its own file if there are several
             alone = len(config.scheme) == 1 or cell.policy.spec.float_type
             name = cell.row.precision if alone else f"{cell.row.precision}-{cell.row.scheme}"
             artifact.write(cell.policy, folder / f"{name}.safetensors")
