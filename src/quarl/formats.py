@@ -53,7 +53,13 @@ def percent(share: float | None) -> str:
 
 
 def shares(value: float | None, low: float | None, high: float | None) -> str:
-    """Return a share with its interval, in percent; an en dash for None."""
+    """Return a share with its interval, in percent; an en dash for None.
+
+    Args:
+        value: The share, 0..1, or None.
+        low: Lower end, 0..1; None means 0.
+        high: Upper end, 0..1; None means 0.
+    """
     return "–" if value is None else estimate(*(100 * share for share in (value, low or 0.0, high or 0.0)))
 
 
@@ -76,7 +82,13 @@ def interval(low: float | None, high: float | None) -> str:
 
 
 def estimate(value: float | None, low: float | None, high: float | None) -> str:
-    """Return a return with its interval; an en dash for None."""
+    """Return a return with its interval; an en dash for None.
+
+    Args:
+        value: The return or None.
+        low: Lower end; None if there is no interval.
+        high: Upper end; None if there is no interval.
+    """
     return "–" if value is None else f"{number(value)} {interval(low, high)}"
 
 

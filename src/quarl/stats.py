@@ -176,6 +176,11 @@ def error_pct(fp32: Array, q: Array, rng: np.random.Generator) -> float:
 
     NaN if the 95 % interval of fp32 contains 0, because a share of its mean is then meaningless. Source: the relative
     error E of the tables in Krishnan et al. 2022 (QuaRL), with |.| so that a loss is positive for negative returns too.
+
+    Args:
+        fp32: Returns of fp32.
+        q: Returns of the quantized policy.
+        rng: Source of the resamples for the interval of fp32.
     """
     share = float(_error(_returns(fp32).mean(), _returns(q).mean()))
     return np.nan if _may_be_zero(fp32, rng) else share

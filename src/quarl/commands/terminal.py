@@ -32,7 +32,13 @@ class NoRoom(Unwritten):
 
 
 def show(kind: type[Row], rows: Sequence[Fields], title: str) -> None:
-    """Print the table of the rows."""
+    """Print the table of the rows.
+
+    Args:
+        kind: Class of the rows, which defines the columns.
+        rows: Fields of the rows by name.
+        title: Title of the table.
+    """
     out = _stdout()
     out.print()
     out.print(tables.terminal(tables.cells(kind, rows), title))

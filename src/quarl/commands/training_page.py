@@ -39,7 +39,13 @@ DOES: Mapping[str, str] = {
 
 
 def of_train(session: Training, row: TrainRow | None, sentences: Sequence[str]) -> Path:
-    """Write the page of `quarl train` with these sentences; row: that of a finished run."""
+    """Write the page of `quarl train` and return its path.
+
+    Args:
+        session: The training.
+        row: Results of a finished run; None before it finishes.
+        sentences: Sentences about the results.
+    """
     config, model = session.config, session.model
     metrics = read_rows(session.folder().metrics, numbers=("clock_s", "update_s"))
     switched = qat.switched_at(model)

@@ -201,7 +201,13 @@ class _Slots:
         return ended
 
     def episode(self, slot: _Slot, terminated: bool, success: bool | None) -> Episode:
-        """Return the episode that ended in the slot."""
+        """Return the episode that ended in the slot.
+
+        Args:
+            slot: The slot, with the episode's seed and sum of rewards.
+            terminated: The episode reached a terminal state; otherwise it was truncated.
+            success: `info["is_success"]` of the last step; None if the environment does not report it.
+        """
         return Episode(
             index=slot.index,
             seed=slot.seed,

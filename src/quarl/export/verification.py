@@ -61,7 +61,14 @@ def opened(file: Path) -> tuple[Exported, Loaded]:
 
 
 def verified(policy: QuantizedPolicy, target: str, vectors: Golden, file: Path) -> list[dict[str, Any]]:
-    """Return the entries of contract.json about the installed runtimes: their results for the golden vectors."""
+    """Return the entries of contract.json about the installed runtimes: their results for the golden vectors.
+
+    Args:
+        policy: The exported policy.
+        target: Name of the export target.
+        vectors: Golden vectors: inputs with the expected outputs.
+        file: The exported file.
+    """
     said = []
     for name in runtimes.for_file(file):
         with contextlib.suppress(QuarlError):  # it is not installed, or refuses the file, as `verify` reports

@@ -44,7 +44,12 @@ def observations(policy: Policy, seed: int) -> Array:
 def in_precisions(policy: Policy, specs: Sequence[QuantSpec], seed: int = 0) -> Iterator[QuantizedPolicy]:
     """Yield the policy in each precision; yield a quantized policy unchanged.
 
-    Weights are rounded to nearest, which takes less time and gives the same operators.
+    Weights are rounded to nearest, which takes less time and results in the same operators.
+
+    Args:
+        policy: The policy, in float32 or quantized.
+        specs: The precisions.
+        seed: Seed of the calibration observations.
     """
     if is_quantized(policy):
         yield policy

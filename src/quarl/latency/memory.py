@@ -57,7 +57,15 @@ def bytes_added(file: File, tiny: File, observation: Array) -> int | None:
 
 
 def added(tiny: str, path: str, runtime: str, dtype: str, *shape: str) -> int:
-    """Return the bytes that `bytes_added` reports, measured in this process."""
+    """Return the bytes that `bytes_added` reports, measured in this process.
+
+    Args:
+        tiny: Path of a tiny file, which loads the runtime first.
+        path: Path of the file to measure.
+        runtime: Name of the runtime.
+        dtype: Type of the observations.
+        *shape: Shape of the observations, as words of a command line.
+    """
     warm, observation = File(Path(tiny), runtime), np.zeros([int(n) for n in shape], dtype)
     warm.run(np.zeros((1, 1), np.float32))
     with contextlib.suppress(OSError):

@@ -63,7 +63,16 @@ def percentiles(x: Array) -> tuple[Array, Array]:
 
 
 def least_error(x: Array, bits: int, *, symmetric: bool) -> tuple[Array, Array]:
-    """Return the shrunken range of each row whose n-bit grid has the least squared error on it."""
+    """Return the shrunken range of each row whose n-bit grid has the least squared error on it.
+
+    Args:
+        x: Values [rows, n]; infinities and NaN count as 0.
+        bits: Bits of the grid.
+        symmetric: Use grids that are symmetric about 0.
+
+    Returns:
+        Lower and upper ends [rows].
+    """
     x = np.where(np.isfinite(x), x, np.float32(0))
     low, high = finite_extent(x)
     best, shrink = np.full(len(x), np.inf), np.ones(len(x))

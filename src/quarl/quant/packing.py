@@ -50,7 +50,16 @@ def pack(codes: Array, bits: int) -> bytes:
 
 
 def unpack(data: bytes | memoryview, bits: int, count: int) -> Array:
-    """Return the `count` codes that `pack` wrote, sign-extended, in the smallest type that holds n-bit codes."""
+    """Return the `count` codes that `pack` wrote, sign-extended, in the smallest type that holds n-bit codes.
+
+    Args:
+        data: The packed codes.
+        bits: Bits of a code.
+        count: Number of codes.
+
+    Raises:
+        ValueError: `data` has another size than `count` codes of these bits.
+    """
     if len(data) != packed_size(count, bits):
         raise ValueError(f"{count} codes of {bits} bits take {packed_size(count, bits)} bytes, got {len(data)}")
     if bits in (8, 16, 32):

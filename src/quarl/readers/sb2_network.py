@@ -118,7 +118,16 @@ class Network:
         self.activate("relu")
 
     def dense(self, name: str, weight: Array, bias: Array) -> None:
-        """Append x @ weight + bias; the weight is [in, out], as in TensorFlow."""
+        """Append x @ weight + bias; the weight is [in, out], as in TensorFlow.
+
+        Args:
+            name: Name of the layer.
+            weight: Weight [in, out].
+            bias: Bias [out].
+
+        Raises:
+            QuarlError: The weight is not a matrix.
+        """
         if weight.ndim != 2:
             raise QuarlError(f"the weight of layer {name!r} has shape {weight.shape}; the file is damaged")
         weight = np.ascontiguousarray(weight.T, np.float32)
@@ -180,7 +189,13 @@ def actor_critic(network: Network, activation: str) -> None:
 
 
 def dqn(network: Network, activation: str, *, dueling: bool) -> None:
-    """Append the Q-values; with a dueling head V + A - mean(A)."""
+    """Append the Q-values; with a dueling head V + A - mean(A).
+
+    Args:
+        network: The chain to extend.
+        activation: Kind of the activation between layers.
+        dueling: The network has a dueling head.
+    """
     action, state = "deepq/model/action_value", "deepq/model/state_value"
     network.extractor(action)
     features = network.value

@@ -218,7 +218,16 @@ class _Translation:
         raise aten.refusal(node, f"it is not in the operator set; {aten.instead(kind)}")
 
     def arithmetic(self, node: torch.fx.Node, kind: str, given: Mapping[str, Any]) -> Value:
-        """Return a sum, difference, product or quotient of a value and a constant, or the sum of two values."""
+        """Return a sum, difference, product or quotient of a value and a constant, or the sum of two values.
+
+        Args:
+            node: The call in the traced graph.
+            kind: "add", "sub", "rsub", "mul" or "div".
+            given: Arguments of the call by name.
+
+        Raises:
+            UnsupportedError: A value scales or divides another, or the constant is not finite.
+        """
         left, right, alpha = given["self"], given["other"], given.get("alpha", 1)
         if kind == "rsub":
             left, right, kind = right, left, "sub"
@@ -238,7 +247,14 @@ class _Translation:
         return self.affine(node, x, *((sign, constant) if b is None else (np.ones(()), sign * constant)))
 
     def affine(self, node: torch.fx.Node, x: Value, factor: Array, offset: Array) -> Value:
-        """Return the value times `factor` plus `offset`, which are numbers or have the result's shape."""
+        """Return the value times `factor` plus `offset`, which are numbers or have the result's shape.
+
+        Args:
+            node: The call in the traced graph.
+            x: The value.
+            factor: Factor of each element.
+            offset: Offset of each element.
+        """
         if isinstance(x, Layer):
             if (changed := x.affine(factor, offset, aten.shape(node))) is not None:
                 return changed
@@ -249,7 +265,14 @@ class _Translation:
         return x.affine(factor, offset)
 
     def sum(self, node: torch.fx.Node, left: Any, right: Any, sign: Array) -> Value:
-        """Return left + sign * right; two results of one dense layer become another layer."""
+        """Return left + sign * right; two results of one dense layer become another layer.
+
+        Args:
+            node: The call in the traced graph.
+            left: Argument of the call.
+            right: Argument of the call.
+            sign: Factor of `right`, a scalar array.
+        """
         a, b, shape = self.read(node, left), self.read(node, right), aten.shape(node)
         if isinstance(a, Layer) and isinstance(b, Layer) and isinstance(a.op, Dense) and _call(a) == _call(b):
             return replace(a, rows=aligned(a.rows, shape) + sign * aligned(b.rows, shape))
@@ -262,7 +285,14 @@ class _Translation:
         return self.add(Add(f"{names[0]}.add", names))
 
     def part(self, node: torch.fx.Node, kind: str, x: Value, given: Mapping[str, Any]) -> Value | tuple[Value, ...]:
-        """Return parts, sums and means of a value; for a dense layer they are rows of another layer."""
+        """Return parts, sums and means of a value; for a dense layer they are rows of another layer.
+
+        Args:
+            node: The call in the traced graph.
+            kind: Kind of the call.
+            x: The value.
+            given: Arguments of the call by name.
+        """
         before = aten.shape(node.args[0])
         if isinstance(x, Layer) and not isinstance(x.op, Conv2d):
             layer, rows = x, x.rows
@@ -303,7 +333,16 @@ class _Translation:
         return [result.numpy() for result in results]
 
     def batch_norm(self, node: torch.fx.Node, x: Value, given: Mapping[str, Any]) -> Value:
-        """Return the normalization by the statistics of training, as factors and offsets of channels."""
+        """Return the normalization by the statistics of training, as factors and offsets of channels.
+
+        Args:
+            node: The call in the traced graph.
+            x: The value, with its channels first.
+            given: Arguments of the call by name: statistics, weight, bias and epsilon.
+
+        Raises:
+            UnsupportedError: The call normalizes over the batch.
+        """
         stored = [self.tensor(given[name]) for name in ("running_mean", "running_var", "weight", "bias")]
         if given["training"] or stored[0] is None or stored[1] is None:
             raise aten.refusal(node, "it normalizes over the batch, but a policy sees one row: use running statistics")
@@ -314,7 +353,16 @@ class _Translation:
         return self.affine(node, x, *(np.broadcast_to(n.reshape(along), aten.shape(node)) for n in (factor, offset)))
 
     def clip(self, node: torch.fx.Node, x: Value, ends: list[Any]) -> str:
-        """Add a clip to two bounds; statistics in front of it clip themselves."""
+        """Add a clip to two bounds; statistics in front of it clip themselves.
+
+        Args:
+            node: The call in the traced graph.
+            x: The value.
+            ends: Lower and upper bound; None means unbounded.
+
+        Returns:
+            Name of the clipped value.
+        """
         numbers = []
         for end, missing in zip(ends, (-math.inf, math.inf), strict=True):
             constant = np.asarray(missing) if end is None else self.constant(node, end)
@@ -332,7 +380,17 @@ class _Translation:
         return self.add(Activation(f"{name}.clip", (name,), "clip", (low, high)))
 
     def layer(self, node: torch.fx.Node, kind: str, x: Value, given: Mapping[str, Any]) -> Value:
-        """Return a Dense or Conv2d layer; a convolution along one axis reads images with one row."""
+        """Return a Dense or Conv2d layer; a convolution along one axis reads images with one row.
+
+        Args:
+            node: The call in the traced graph.
+            kind: "linear", "conv1d" or "conv2d".
+            x: The input.
+            given: Arguments of the call by name.
+
+        Raises:
+            UnsupportedError: The weight is not a parameter, or an option of the layer has no counterpart.
+        """
         stored, stored_bias = self.tensor(given["weight"]), self.tensor(given["bias"])
         if stored is None or (stored_bias is None and given["bias"] is not None):
             raise aten.refusal(node, "its weight or bias is not a parameter of the module")
@@ -371,7 +429,16 @@ class _Translation:
         return self.add(LayerNorm(name, (x,), weight, bias, float(given["eps"])))
 
     def pool(self, node: torch.fx.Node, kind: str, given: Mapping[str, Any]) -> str:
-        """Add a Pool2d of an image; pooling along one axis reads an image with one row."""
+        """Add a Pool2d of an image; pooling along one axis reads an image with one row.
+
+        Args:
+            node: The call in the traced graph.
+            kind: Kind of the call, as in "max_pool2d".
+            given: Arguments of the call by name.
+
+        Returns:
+            Name of the pooled value.
+        """
         image = aten.shape(node.args[0])
         whole = kind.startswith("adaptive_avg_pool") and set(aten.shape(node)[1:]) == {1}
         options = {"kernel_size": image[1:], "stride": 1, "padding": 0} if whole else given

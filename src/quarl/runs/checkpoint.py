@@ -196,7 +196,13 @@ def take_random(model: BaseAlgorithm) -> tuple[dict[str, Any], dict[str, Array]]
 
 
 def give_random(model: BaseAlgorithm, facts: dict[str, Any], arrays: Mapping[str, Array]) -> None:
-    """Restore every generator to the state that `take_random` saved."""
+    """Restore every generator to the state that `take_random` saved.
+
+    Args:
+        model: The model, whose action space and device have generators of their own.
+        facts: States that JSON holds.
+        arrays: States of PyTorch's generators, by name.
+    """
     version, words, gauss = facts["python"]
     random.setstate((version, tuple(words), gauss))
     np.random.set_state(_numpy_state(facts["numpy"]))

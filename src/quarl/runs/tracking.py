@@ -67,7 +67,13 @@ class Tracker(KVWriter):
         self._is_lost = False
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        """Write one point for each number."""
+        """Write one point for each number.
+
+        Args:
+            key_values: Values by name.
+            key_excluded: Names of the writers that skip a value, by its name.
+            step: Step of the points.
+        """
         self._attempt(lambda: self._opened().write(key_values, key_excluded, step))
 
     def close(self) -> None:
@@ -107,7 +113,13 @@ class TrackedRun(KVWriter):
             self._run = tracker.init(project=project, name=folder.name, config=told, **where)
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        """Log the numbers at that step, without those that Stable-Baselines3 keeps out of TensorBoard."""
+        """Log the numbers at that step, without those that Stable-Baselines3 keeps out of TensorBoard.
+
+        Args:
+            key_values: Values by name; other values than numbers are skipped.
+            key_excluded: Names of the writers that skip a value, by its name.
+            step: Step of the points.
+        """
         shown = filter_excluded_keys(key_values, key_excluded, "tensorboard")
         points = {name: float(value) for name, value in shown.items() if isinstance(value, numbers.Real)}
         self._run.log(points, step=step)

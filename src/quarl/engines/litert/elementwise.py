@@ -132,7 +132,13 @@ def softmax(model: Model, op: Softmax, x: int) -> int:
 
 
 def pool(model: Model, op: Pool2d, x: int) -> int:
-    """Append the windows of images x [B, H, W, C], float32, or int8 codes whose largest is taken in each window."""
+    """Append the pooling of images.
+
+    Args:
+        model: The file under construction.
+        op: The operator.
+        x: Tensor of images [B, H, W, C], in float32, or in int8 codes for the maximum of each window.
+    """
     batch, height, width, channels = model.shape(x)
     if any(op.padding):
         margin = [(0, 0), *((n, n) for n in op.padding), (0, 0)]

@@ -175,11 +175,23 @@ class Lowering:
         return place
 
     def place_codes(self, name: str, size: int, *, over: bool = False) -> Place:
-        """Return a place for the codes of a value. over: allow the operator's input, if nothing else reads it."""
+        """Return a place for the codes of a value.
+
+        Args:
+            name: Name of the value.
+            size: Number of codes.
+            over: Allow the place of the operator's input, if no other operator reads it.
+        """
         return Place("c", self.codes_buffer.place(size, self.now, self.until[name], over=over))
 
     def place_real(self, name: str, size: int, *, over: bool = False) -> Place:
-        """Return a place for the float32 numbers of a value. over: as in `place_codes`."""
+        """Return a place for the float32 numbers of a value.
+
+        Args:
+            name: Name of the value.
+            size: Number of elements.
+            over: Allow the place of the operator's input, if no other operator reads it.
+        """
         if name == self.policy.output:
             return Place("y")
         return Place("r", self.reals_buffer.place(size, self.now, self.until[name], over=over))

@@ -100,7 +100,16 @@ class _Graph:
                 )
 
     def layer(self, node: onnx.NodeProto, name: str, value: Array) -> LayerWeights:
-        """Return the weight `value`, named `name`, as the node reads it, with its bias."""
+        """Return the weight `value`, named `name`, as the node reads it, with its bias.
+
+        Args:
+            node: The node that reads the weight.
+            name: Name of the weight.
+            value: The weight in the layout of ONNX.
+
+        Raises:
+            QuarlError: The scale of a quantized weight is computed, or has the wrong size.
+        """
         kind, options = LAYERS[node.op_type], _attributes(node)
         self.budget.copy(4 * value.size)
         if kind in RECURRENT:  # [directions, gates * hidden, in]

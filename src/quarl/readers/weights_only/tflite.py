@@ -142,7 +142,17 @@ class _File:
         return [getattr(parent, name)(index) for index in range(count)]
 
     def table(self, parent: Any, name: str, index: int, who: str) -> Any:
-        """Return the entry of a list at an index; `who` names the reader in the error."""
+        """Return the entry of a list at an index; `who` names the reader in the error.
+
+        Args:
+            parent: Table with the list.
+            name: Name of the list in the schema.
+            index: Index of the entry, which may be invalid.
+            who: Start of the error message, which names the reader of the entry.
+
+        Raises:
+            Malformed: There is no entry at the index.
+        """
         if index >= self._count(parent, name):
             raise Malformed(f"{who} {index}, which does not exist")
         return getattr(parent, name)(index)
