@@ -19,7 +19,7 @@ from stable_baselines3.common.utils import get_parameters_by_name, polyak_update
 from torch import Tensor, nn
 
 from quarl.algorithms.d4pg_policy import CategoricalCritic, D4PGActor, D4PGCnnPolicy, D4PGPolicy
-from quarl.algorithms.d4pg_support import FindsSupport
+from quarl.algorithms.d4pg_support import FindsSupport, check_support
 from quarl.errors import QuarlError, note
 
 QUARL_2020: dict[str, Any] = {
@@ -105,10 +105,7 @@ class D4PG(FindsSupport):
         device: torch.device | str = "auto",
         _init_setup_model: bool = True,
     ) -> None:
-        if num_atoms < 2 or (v_min is not None and v_max is not None and not v_min < v_max):
-            raise QuarlError(
-                f"no support of {num_atoms} atoms on [{v_min}, {v_max}]; use v_min < v_max and 2 or more atoms"
-            )
+        check_support(num_atoms, v_min, v_max)
         if target_update_interval < 1:
             raise QuarlError(f"target_update_interval must be at least 1, got {target_update_interval}")
         super().__init__(

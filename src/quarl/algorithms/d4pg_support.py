@@ -15,6 +15,20 @@ LEAST_LEFT = 1e-3
 """Minimum of 1 - gamma: no return counts more than a thousand steps."""
 
 
+def check_support(num_atoms: int, v_min: float | None, v_max: float | None) -> None:
+    """Raise QuarlError unless the given ends and atoms can be a support.
+
+    Args:
+        num_atoms: Number of atoms.
+        v_min: Lower end; None until it is found.
+        v_max: Upper end; None until it is found.
+    """
+    if num_atoms < 2 or (v_min is not None and v_max is not None and not v_min < v_max):
+        raise QuarlError(
+            f"no support of {num_atoms} atoms on [{v_min}, {v_max}]; use v_min < v_max and 2 or more atoms"
+        )
+
+
 def find(lasting: Tensor, left: float) -> tuple[float, float]:
     """Return the support (v_min, v_max) for returns of which `lasting` [B, 1] are samples, one for each row of replay.
 

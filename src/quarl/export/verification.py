@@ -144,11 +144,7 @@ def verify(
         fresh = golden.computed(policy, record(policy, "fidelity", seed=seed + 1, **recorded))
     baseline = None
     if folder is not None and home is not None and episodes:
-        try:
-            source = _source(folder, full, agent)
-            baseline = _return(source, "litert", episodes, seed, home_of(source, env_id))
-        except QuarlError as error:
-            yield f"left out: return against fp32 ({error})"
+        baseline = yield from _baseline(folder, full, agent, episodes, seed, env_id)
     # Compare and play the file in each runtime; only code that equals a new export is run in this process.
     for name in names or runtimes.for_file(path):
         if not names and name in EMULATED:
@@ -175,6 +171,18 @@ def verify(
             f"{path} was neither run nor compared with a new export: verify its folder, install a runtime "
             f"({', '.join(runtimes.for_file(path))}), or name an environment with --env"
         )
+
+
+def _baseline(
+    folder: Path, full: dict[str, Any], agent: Path | None, episodes: int, seed: int, env_id: str | None
+) -> Generator[str, None, Array | None]:
+    """Return the episodes of the exported agent in fp32; if it cannot play, yield the reason and return None."""
+    try:
+        source = _source(folder, full, agent)
+        return _return(source, "litert", episodes, seed, home_of(source, env_id))
+    except QuarlError as error:
+        yield f"left out: return against fp32 ({error})"
+        return None
 
 
 def _regenerated(
