@@ -46,7 +46,7 @@ SAMPLED = (
 )
 """Tests over many like cases, such as networks x schemes x widths. The default tier runs every SHARE-th case, drawn by
 its name."""
-SHARE = 4
+SHARE = 6
 MAX_OPTIMIZER_STEPS = 250
 """A step of the small networks of tests takes 1 to 2 ms, with what Stable-Baselines3 does around it."""
 STARTS = ("os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen")
