@@ -282,7 +282,8 @@ class Agent:
             engine: Name of the engine that runs the policy.
 
         Returns:
-            The action, an int64 or an int64 or float32 array [A], or [B] or [B, A] for a batch; and None as the state.
+            A tuple of the action and None, the state. Discrete actions are int64 numbers, others int64 or float32
+            arrays [A]; for a batch their shapes are [B] and [B, A].
 
         Raises:
             QuarlError: The observation has another shape or other keys, or it contains NaN or infinity (in float32),

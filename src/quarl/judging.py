@@ -28,7 +28,7 @@ from quarl.stats import NONINFERIOR, UNDECIDED, Interval, Verdict, judge, paired
 
 FIRST_LOOK = 30
 FALL = 0.5
-"""Number of complete failures that may have been missed; their spread widens the intervals."""
+"""Number of completely failed episodes that may have been missed; their spread widens the intervals."""
 
 
 def looks_of(asked: ComparisonSpec) -> tuple[int, ...]:
