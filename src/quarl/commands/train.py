@@ -1,5 +1,4 @@
-"""`quarl train`: trains and evaluates an agent, and saves it in a folder that the zoo's scripts and `quarl ptq`
-find."""
+"""`quarl train`: train and evaluate an agent, and save it in a folder that the zoo's scripts can read."""
 
 from __future__ import annotations
 

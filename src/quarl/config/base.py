@@ -70,8 +70,9 @@ class Config(Spec):
         vars(self)["_typed"] = frozenset(field.name for field in dataclasses.fields(self)) & named
 
     def command_line(self) -> str:
-        """Return the shell command that repeats this run: its seed and episodes, and all values that differ from the
-        defaults.
+        """Return the shell command that repeats this run.
+
+        It has the seed, the episodes, and all values that differ from the defaults.
         """
         words = ["quarl", *self.verb.split()]
         options: list[str] = []

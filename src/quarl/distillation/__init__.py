@@ -1,2 +1,1 @@
-"""Distillation of a policy into its own quantized version, which imitates the float policy's outputs without a
-reward."""
+"""Distillation of a policy into its own quantized version, which imitates the float outputs without a reward."""

@@ -1,5 +1,4 @@
-"""Suites of environments: their ids, known without importing their packages, and contexts that mute their
-simulators."""
+"""Suites of environments: ids that are known without importing packages, and contexts that mute simulators."""
 
 from __future__ import annotations
 

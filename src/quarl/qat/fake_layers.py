@@ -54,7 +54,7 @@ class QatLayer(nn.Module):
         return cached[1]
 
     def _is_of(self, mark: int | Tensor) -> bool:
-        """True if a weight that was rounded under this mark is still the layer's.
+        """Return whether a weight that was rounded under this mark is still the layer's.
 
         Stable-Baselines3 writes target networks without a trace in `_version`, but it writes biases with their weights.
         """

@@ -140,8 +140,7 @@ def give(model: BaseAlgorithm, facts: Facts, arrays: Mapping[str, Array]) -> Non
 
 
 def difference(saved: Mapping[str, Any], present: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """Return (name, dtype and shape in `saved`, the same in `present`) of the first array that differs; None if all
-    fit."""
+    """Return the first array that differs as (name, dtype and shape in `saved`, the same in `present`), or None."""
     for name in sorted({*saved, *present}):
         there, here = (
             f"{arrays[name].dtype} {tuple(arrays[name].shape)}".removeprefix("torch.") if name in arrays else "missing"
