@@ -133,8 +133,8 @@ def test_recorded_observations_stand_in_place_of_an_environment(tmp_path, capsys
     said = ["--observations", str(tmp_path / "observations.npz"), "-o", str(tmp_path / "out")]
     assert cli.main([*words, *said]) == 0
     out = capsys.readouterr()
-    assert "observations.npz are learned from, and no return is measured" in out.err
-    assert "int2: no return was measured; play the policy before it is used." in out.out
+    assert "observations.npz, and no return is measured" in out.err
+    assert "int2: no return was measured; evaluate the policy before using it." in out.out
     (row,) = json.loads((tmp_path / "out" / "rows.json").read_text())["rows"]
     assert (row["mean"], row["verdict"], row["returns"], row["episodes"]) == (None, None, None, 0)
     assert row["states"] in (0, 360)  # the last tenth is held out

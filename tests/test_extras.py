@@ -27,7 +27,7 @@ for name in early:
     sys.modules[name] = None  # whoever imports it is told that there is none
 from quarl.cli import main
 for name in ("quarl.commands.train", "quarl.commands.eval", "quarl.commands.bench", "quarl.latency.network_latency",
-             "quarl.lab.methods.mixed_precision", "torch._dynamo", "onnxruntime", "ai_edge_litert.interpreter"):
+             "quarl.lab.methods.updates", "torch._dynamo", "onnxruntime", "ai_edge_litert.interpreter"):
     importlib.import_module(name)
 loaded = {name.partition(".")[0] for name in sys.modules if sys.modules[name] is not None}
 assert not loaded & {"rl_zoo3", "ale_py", "mujoco", "dm_control", "pybullet", "Box2D", "codecarbon", "huggingface_hub"}
@@ -38,9 +38,9 @@ for extra, (modules, commands) in plan.items():
     os.makedirs(extra, exist_ok=True)
     os.chdir(extra)
     sys.modules.update(dict.fromkeys(modules))
-    from quarl.lab.methods import mixed_precision
+    from quarl.lab.methods import updates
     from quarl.latency import timing
-    timing.ROUNDS, mixed_precision.NUM_FRAMES = 1, 40
+    timing.ROUNDS, updates.NUM_FRAMES = 1, 40
     codes = []
     for number, words in enumerate(commands):
         out = os.open(f"{number}.txt", os.O_CREAT | os.O_WRONLY)
@@ -196,12 +196,13 @@ EXPORTED = [
 ]
 EXPORTED = [*EXPORTED, "eval tflite/policy.tflite --episodes 2", "export int8.safetensors --to c -o c --episodes 10"]
 PLAIN = [*PLAIN, *EXPORTED]
-LEARNING = ["train", "actorq", "study run smoke -o s", "study report s", "sweep", "distill agent.zip"]
+LEARNING = ["train", "actorq", "study run smoke -o s", "sweep", "distill agent.zip"]
 LEARNING = [*LEARNING, "bench latency"]
 CLUSTERS = ["cluster start", "cluster join 127.0.0.1:1"]
 ONNX = "export int8.safetensors --to onnx -o onnx --episodes 10"
 NEEDING = {
     **dict.fromkeys([*LEARNING, "eval int8.safetensors --engine torch"], "train"),
+    "study report s": "report",
     **dict.fromkeys(CLUSTERS, "cluster"),
     **dict.fromkeys(["eval int8.safetensors --engine onnx", "inspect agent.onnx", ONNX], "onnx"),
 }

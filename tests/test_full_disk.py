@@ -91,7 +91,7 @@ def test_a_full_disk_is_one_line_and_exit_code_2(here, capsys, words, size, old)
     *notes, last = said.err.splitlines()
     assert last.startswith("quarl: ")
     assert os.strerror(27) in last or "disk I/O error" in last
-    assert "make room" in last or "free some space" in last
+    assert "make room" in last or "free some" in last
     assert not [line for line in notes if "too large" in line and not line.endswith("training continues")]
     after = files(here)
     assert {path: after.get(path) for path in before} == before

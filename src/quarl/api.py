@@ -311,6 +311,7 @@ class Agent:
     @checks_keywords
     def evaluate(
         agent: Agent | str | os.PathLike[str],
+        /,
         *,
         episodes: int = 100,
         first: int = 0,

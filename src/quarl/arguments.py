@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from inspect import Parameter
 from typing import Any, ParamSpec, TypeVar
 
@@ -35,8 +36,9 @@ def checks_keywords(function: Callable[P, R]) -> Callable[P, R]:
     signature = inspect.signature(function)
     parameters = [each for each in signature.parameters.values() if each.kind != each.VAR_KEYWORD]
     if len(parameters) < len(signature.parameters):
-        kinds = EnvironmentKeywords.__annotations__.items()
-        parameters += [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in kinds]
+        kinds = {name: kind.__forward_arg__ for name, kind in EnvironmentKeywords.__annotations__.items()}
+        optional = partial(Parameter, kind=Parameter.KEYWORD_ONLY, default=None)
+        parameters += [optional(name, annotation=kind) for name, kind in kinds.items()]
     names = [each.name for each in parameters]
     keywords = names[1:]  # the first is the agent, or its path
 

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import zip_longest
-from typing import Annotated, Any
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Annotated, Any
 
 from quarl import energy, engines, formats
 from quarl.calibration import Calibrated, quantize
@@ -31,6 +29,9 @@ from quarl.report.figures import learning
 from quarl.rows import Column, Episodes, MaxEpisodes, Measured, Precision, Returns, Row, Updates
 from quarl.specs import ComparisonSpec, PtqSpec
 from quarl.stats import INFERIOR, UNDECIDED
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
