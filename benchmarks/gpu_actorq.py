@@ -25,7 +25,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +90,7 @@ def timed(updates: Updates, number: int, device: str) -> float:
 
 
 def measure_updates(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Yield a row for each algorithm, number type and way."""
+    """Return a row for each algorithm, number type and way."""
     rows = []
     for algo in TASKS:
         ways = list(
@@ -123,9 +122,8 @@ def on_core(barrier: Any, precision: str, arch: str, seconds: float) -> float:
     """Return the rows that a process infers in a second with LiteRT, one thread and 16 rows a call."""
     network = with_hidden(tuple(map(int, arch.split(","))))
     observations = np.random.default_rng(0).normal(size=(16, *network.observation_shape)).astype(np.float32)
-    spec = QuantSpec.parse(precision)
-    nearest = replace(spec, scheme=replace(spec.scheme, rounding="nearest"))
-    engine = engines.load(quantize(network_policy(network), nearest, observations), batch=16)
+    spec = QuantSpec.parse(precision).nearest
+    engine = engines.load(quantize(network_policy(network), spec, observations), batch=16)
     engine.run(observations)
     barrier.wait()
     calls, start = 0, time.perf_counter()
@@ -141,11 +139,11 @@ def measure_inference(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     hidden = [torch.nn.Sequential(torch.nn.Linear(*pair), torch.nn.ReLU()) for pair in itertools.pairwise(widths)]
     policy = torch.nn.Sequential(*hidden, torch.nn.Linear(widths[-1], 6)).to(options.device).requires_grad_(False)
     for dtype, rows in itertools.product((torch.float32, torch.bfloat16), (14, 224, 3584)):
-        policy, inputs, observations = policy.to(dtype), torch.zeros(rows, 17), torch.zeros(rows, 17)
-        inputs = inputs.to(options.device, dtype)
-        call = (
-            torch.cuda.make_graphed_callables(copy.deepcopy(policy), (inputs,)) if options.device == "cuda" else policy
-        )
+        policy, observations = policy.to(dtype), torch.zeros(rows, 17)
+        inputs = torch.zeros(rows, 17, dtype=dtype, device=options.device)
+        call = policy
+        if options.device == "cuda":
+            call = torch.cuda.make_graphed_callables(copy.deepcopy(policy), (inputs,))
         times = []
         for _ in range(1000 if options.device == "cuda" else 10):
             start = time.perf_counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,7 +56,7 @@ def in_precisions(policy: Policy, specs: Sequence[QuantSpec], seed: int = 0) -> 
         return
     calibrated = Calibrated(policy, observations(policy, seed))
     for spec in specs:
-        yield calibrated.quantize(replace(spec, scheme=replace(spec.scheme, rounding="nearest")))
+        yield calibrated.quantize(spec.nearest)
 
 
 def written(policies: Sequence[QuantizedPolicy], name: str, runtimes: Sequence[str], folder: Path) -> Iterator[Named]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 from quarl import engines, formats
@@ -106,8 +106,7 @@ def _load(policy: Policy, observations: Array, columns: Sequence[tuple[str, str]
     for name, precision in columns:
         by_tool = (name, precision) == ("onnx", PER_TENSOR)
         spec = QuantSpec.parse("fp32" if by_tool else precision)
-        plain = replace(spec, scheme=replace(spec.scheme, rounding="nearest"))
-        quantized = quantize(policy, plain, observations)
+        quantized = quantize(policy, spec.nearest, observations)
         loaded.append(by_onnxruntime(quantized, batch) if by_tool else engines.load(quantized, name, batch=batch))
     return loaded
 
