@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from quarl.arrays import Array
 from quarl.calibration import Calibrated, quantize
 from quarl.engines import FORMATS
 from quarl.export import verification
 from quarl.export.runtimes import RUNTIMES, for_file
 from quarl.files import write_bytes
 from quarl.latency.memory import File, bytes_added
-from quarl.latency.network_latency import LatencyRow
-from quarl.latency.networks import Network, build, record
-from quarl.latency.timing import time_engines
+from quarl.latency.network_latency import LatencyRow, timed_rows
+from quarl.latency.networks import Network, build, observations
 from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.rows import by
@@ -35,12 +33,6 @@ class Named(NamedTuple):
     file: File
 
 
-def observations(policy: Policy, seed: int) -> Array:
-    """Return recorded numbers [N, *shape] of the policy's type; the time of a call does not depend on the values."""
-    network = Network(name="", observation_shape=policy.observation_shape, hidden=(), num_actions=1)
-    return record(network, seed=seed)[0].astype(policy.observation_dtype)
-
-
 def in_precisions(policy: Policy, specs: Sequence[QuantSpec], seed: int = 0) -> Iterator[QuantizedPolicy]:
     """Yield the policy in each precision; yield a quantized policy unchanged.
 
@@ -54,7 +46,7 @@ def in_precisions(policy: Policy, specs: Sequence[QuantSpec], seed: int = 0) -> 
     if is_quantized(policy):
         yield policy
         return
-    calibrated = Calibrated(policy, observations(policy, seed))
+    calibrated = Calibrated(policy, observations(policy, seed=seed))
     for spec in specs:
         yield calibrated.quantize(spec.nearest)
 
@@ -98,7 +90,7 @@ def measure(
     Args:
         files: the files, each with its runtime.
         folder: a folder for a file of one weight, which is loaded first so that the runtime's own memory is excluded.
-        seed: seed of the recorded observations.
+        seed: seed of the observations.
         seconds: time for each file.
         progress: called with the name of each file before its memory is measured.
 
@@ -108,14 +100,12 @@ def measure(
     tiny = quantize(build(Network(name="", observation_shape=(1,), hidden=(), num_actions=1)), EXACT)
     rows = []
     for group in by(files, lambda named: (named.policy.observation_shape, named.policy.observation_dtype)).values():
-        seen, added = observations(group[0].policy, seed), []
+        seen, added = observations(group[0].policy, seed=seed), []
         for name, policy, file in group:
             progress(f"{name} {policy.spec.precision}")
             added.append(bytes_added(file, next(written([tiny], "tiny", [file.name], folder)).file, seen[:1]))
-        timings = time_engines([named.file for named in group], seen, seconds=seconds)
-        for (name, policy, file), timing, more in zip(group, timings, added, strict=True):
-            told = asdict(timing) | {"bytes": file.file_bytes, "bytes_added": more}
-            rows.append(LatencyRow(network=name, batch=1, engine=file.name, precision=policy.spec.precision, **told))
+        timed = timed_rows([(name, policy.spec.precision, file) for name, policy, file in group], seen, seconds)
+        rows += [replace(row, bytes_added=more) for row, more in zip(timed, added, strict=True)]
     return rows
 
 

@@ -11,7 +11,7 @@ from quarl.arrays import Array
 from quarl.calibration import quantize
 from quarl.engines import Engine
 from quarl.files import temporary_folder
-from quarl.latency.networks import STANDARD, Network, build, record
+from quarl.latency.networks import STANDARD, Network, build, observations
 from quarl.latency.timing import time_engines
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import QuantSpec
@@ -79,36 +79,44 @@ def measure(
     for network in networks:
         progress(network.name)
         policy = build(network, seed)
-        observations, _ = record(network, seed=seed)
+        seen = observations(policy, seed=seed)
         for batch in batches:
-            loaded = _load(policy, observations, columns, batch)
-            timings = time_engines(loaded, observations, seconds=seconds)
-            rows += [
-                LatencyRow(
-                    network=network.name,
-                    batch=batch,
-                    engine=name,
-                    precision=precision,
-                    **asdict(timing),
-                    bytes=engine.file_bytes,
-                )
-                for (name, precision), engine, timing in zip(columns, loaded, timings, strict=True)
-            ]
+            loaded = [(network.name, column[1], _load(policy, seen, column, batch)) for column in columns]
+            rows += timed_rows(loaded, seen, seconds)
     return rows
 
 
-def _load(policy: Policy, observations: Array, columns: Sequence[tuple[str, str]], batch: int) -> list[Engine]:
-    """Load an engine for each column.
+def timed_rows(loaded: Sequence[tuple[str, str, Engine]], observations: Array, seconds: float) -> list[LatencyRow]:
+    """Time engines that take turns.
+
+    Args:
+        loaded: network, precision and engine of each row.
+        observations: observations [N, *shape] that all engines read.
+        seconds: time for each engine.
+    """
+    timings = time_engines([engine for _, _, engine in loaded], observations, seconds=seconds)
+    return [
+        LatencyRow(
+            network=network,
+            batch=engine.batch,
+            engine=engine.name,
+            precision=precision,
+            **asdict(timing),
+            bytes=engine.file_bytes,
+        )
+        for (network, precision, engine), timing in zip(loaded, timings, strict=True)
+    ]
+
+
+def _load(policy: Policy, observations: Array, column: tuple[str, str], batch: int) -> Engine:
+    """Load the engine of a column.
 
     Weights are rounded to nearest, which takes less time and gives the same operators.
     """
-    loaded: list[Engine] = []
-    for name, precision in columns:
-        by_tool = (name, precision) == ("onnx", PER_TENSOR)
-        spec = QuantSpec.parse("fp32" if by_tool else precision)
-        quantized = quantize(policy, spec.nearest, observations)
-        loaded.append(by_onnxruntime(quantized, batch) if by_tool else engines.load(quantized, name, batch=batch))
-    return loaded
+    name, precision = column
+    by_tool = column == ("onnx", PER_TENSOR)
+    quantized = quantize(policy, QuantSpec.parse("fp32" if by_tool else precision).nearest, observations)
+    return by_onnxruntime(quantized, batch) if by_tool else engines.load(quantized, name, batch=batch)
 
 
 def by_onnxruntime(policy: QuantizedPolicy, batch: int) -> Engine:

@@ -1,20 +1,14 @@
-"""Networks to time, in the sizes that reinforcement learning uses, and observations of real environments."""
+"""Networks to time, in the sizes that reinforcement learning uses, and observations of their shapes."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.envs.checked import held
-from quarl.envs.environment import make
-from quarl.envs.seeds import episode_seed
-from quarl.errors import QuarlError
 from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.operators import Activation, Conv2d, Flatten, Op, Scale, mlp
 
@@ -46,15 +40,6 @@ STANDARD = (
     Network(name="nature-cnn", observation_shape=FRAMES, hidden=(512,), num_actions=6),
 )
 """Networks with the observations and actions of LunarLander, HalfCheetah (MuJoCo, PyBullet) and a small Atari game."""
-ENVIRONMENTS = {
-    (8,): "LunarLander-v3",
-    (17,): "HalfCheetah-v5",
-    (26,): "HalfCheetahBulletEnv-v0",
-    FRAMES: "CarRacing-v3",
-}
-"""Environments by the shape of their observations."""
-EVERYWHERE = "Acrobot-v1"
-"""An environment without extras; its numbers are repeated to fill other shapes."""
 
 
 def with_hidden(hidden: tuple[int, ...]) -> Network:
@@ -99,54 +84,12 @@ def build(network: Network, seed: int = 0) -> Policy:
     )
 
 
-def record(network: Network, num: int = 256, seed: int = 0) -> tuple[Array, str]:
-    """Record observations of random actions.
+def observations(policy: Policy, num: int = 256, seed: int = 0) -> Array:
+    """Return random observations [num, *shape] of the policy's type.
 
-    If no environment has observations of the network's shape, or its extra is missing, the numbers of Acrobot are
-    repeated to fill the shape.
-
-    Args:
-        network: the network that will read the observations.
-        num: number of observations.
-        seed: seed of actions and resets.
-
-    Returns:
-        Observations [num, *shape], and the name of their source.
+    The time of a call does not depend on the values.
     """
-    shape = network.observation_shape
-    is_image = len(shape) == 3
-    if env_id := ENVIRONMENTS.get(shape):
-        with contextlib.suppress(QuarlError):  # the extra of the environment is missing
-            seen = _random_steps(env_id, num + (shape[0] - 1 if is_image else 0), seed)
-            return (_stacked(seen, shape) if is_image else seen.astype(np.float32)), env_id
-    seen = _random_steps(EVERYWHERE, num, seed)
-    if is_image:
-        seen = (255 * (seen - seen.min()) / np.ptp(seen)).astype(np.uint8)
-    rows = np.stack([np.resize(observation, math.prod(shape)) for observation in seen])
-    return rows.reshape(num, *shape), f"{EVERYWHERE}, repeated"
-
-
-def _random_steps(env_id: str, num: int, seed: int) -> Array:
-    """Return observations [num, *shape] of consecutive steps, over as many episodes as necessary."""
-    with held(partial(make, env_id)) as env:
-        env.action_space.seed(seed)
-        seen: list[Array] = []
-        episode, done = 0, True
-        while len(seen) < num:
-            if done:
-                observation, _ = env.reset(seed=episode_seed("latency", seed, episode))
-                episode, done = episode + 1, False
-            else:
-                observation, _, terminated, truncated, _ = env.step(env.action_space.sample())
-                done = terminated or truncated
-            seen.append(np.array(observation))
-        return np.stack(seen)
-
-
-def _stacked(frames: Array, shape: tuple[int, ...]) -> Array:
-    """Turn color frames [N + 3, height, width, 3] into gray stacks uint8 [N, 4, 84, 84] of their centers."""
-    depth, height, width = shape
-    top, left = (frames.shape[1] - height) // 2, (frames.shape[2] - width) // 2
-    grey = frames[:, top : top + height, left : left + width].mean(axis=3).astype(np.uint8)
-    windows = np.lib.stride_tricks.sliding_window_view(grey, depth, axis=0)
-    return np.ascontiguousarray(windows.transpose(0, 3, 1, 2))
+    rng, size = np.random.default_rng(seed), (num, *policy.observation_shape)
+    if policy.observation_dtype == "uint8":
+        return rng.integers(256, size=size, dtype=np.uint8)
+    return rng.standard_normal(size, np.float32)
