@@ -82,16 +82,6 @@ def test_without_8_bit_dot_products_the_doctor_warns_of_saturation(monkeypatch):
     assert doctor._hardware()[-1] == doctor.Check("8-bit dot products", "avx-vnni", True, "")
 
 
-@pytest.mark.parametrize(
-    ("control", "mujoco", "ok"), [("1.0.50", "4.0.0", False), ("1.0.50", "3.17.0", True), ("1.0.51", "4.0.0", True)]
-)
-def test_dm_control_and_mujoco_4_are_known_bad(installed, control, mujoco, ok):
-    installed.update({"dm-control": control, "mujoco": mujoco})
-    (row,) = doctor._pairs()
-    assert row.ok is ok
-    assert ("pip install 'mujoco>=3.17,<4'" in row.advice) is not ok
-
-
 def test_a_missing_extra_is_no_fault_and_names_the_command(installed):
     installed.update({"pybullet": "3.2.7"})
     rows = {row.check: row for row in doctor._extras()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import re
@@ -97,6 +98,13 @@ def numbers(text: str) -> tuple[int, ...]:
             break
         parts.append(int(digits))
     return tuple(parts)
+
+
+def package_folder(name: str) -> Path | None:
+    """Return the folder of an installed package without importing it; None if it is not installed."""
+    spec = importlib.util.find_spec(name)
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return Path(places[0]) if places else None
 
 
 def cpu_name() -> str:

@@ -5,7 +5,6 @@ QuaRL has its own copy of those of the classic tasks, in tuned.yml, for installa
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from quarl.errors import QuarlError
 from quarl.inert.yaml import read_yaml
+from quarl.machine import package_folder
 from quarl.readers.zoo import PREPROCESSING
 
 PACKAGE = "rl_zoo3"
@@ -61,7 +61,7 @@ def read(algo: str, env_id: str, *, atari: bool = False) -> Tuned:
         )
     if path is not None:
         return Tuned(fallback, f"Stable-Baselines3's defaults, as RL Zoo has none for {algo} on {env_id}", False)
-    missing = "" if installed() is not None else " (pip install 'quarl[zoo]' brings RL Zoo's)"
+    missing = "" if package_folder(PACKAGE) is not None else " (pip install 'quarl[zoo]' brings RL Zoo's)"
     return Tuned(fallback, f"Stable-Baselines3's defaults{missing}" if algo != "d4pg" else "D4PG's defaults", False)
 
 
@@ -70,16 +70,9 @@ def for_last_policy(algo: str, env_id: str) -> dict[str, Any]:
     return dict(read_yaml(PACKAGED, merging=True)["last policy"].get(algo, {}).get(env_id, {}))
 
 
-def installed() -> Path | None:
-    """Return the zoo's package folder; None if it is not installed."""
-    spec = importlib.util.find_spec(PACKAGE)
-    places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    return Path(places[0]) if places else None
-
-
 def file_of(algo: str) -> Path | None:
     """Return the zoo's file for the algorithm; None if there is none."""
-    folder = installed()
+    folder = package_folder(PACKAGE)
     path = folder / "hyperparams" / f"{algo}.yml" if folder is not None else None
     return path if path is not None and path.is_file() else None
 

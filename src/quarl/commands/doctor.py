@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
 from quarl.commands import terminal
 from quarl.config import DoctorConfig
 from quarl.errors import MissingPackageError, QuarlError
-from quarl.machine import INT8_DOT, cpu_name, instruction_sets, memory_gib, numbers, usable_cores, version
+from quarl.machine import INT8_DOT, cpu_name, instruction_sets, memory_gib, usable_cores, version
 from quarl.rows import Column, Row
 
 REQUIRED = ("numpy", "scipy", "ai-edge-litert", "gymnasium", "safetensors")
@@ -36,32 +35,8 @@ EXTRAS = {
     "video": ("imageio", "imageio-ffmpeg", "pygame-ce"),
 }
 """The distributions in each extra."""
-MIN_PYTHON = (3, 11)
 MAX_ERROR = 1e-3
 """Largest accepted error; a code on the other side of a rounding boundary moves the small policy's output by less."""
-
-
-@dataclass(frozen=True, slots=True)
-class KnownBad:
-    """Two distributions that do not work together in certain versions."""
-
-    package: str
-    other: str
-    is_bad: Callable[[tuple[int, ...], tuple[int, ...]], bool]
-    """Function of their version numbers that returns True if they do not work together."""
-    symptom: str
-    fix: str
-
-
-KNOWN_BAD = (
-    KnownBad(
-        "dm-control",
-        "mujoco",
-        lambda control, mujoco: mujoco >= (4,) and control <= (1, 0, 50),
-        "dm_control stops with an error about flex_vertedge",
-        "pip install 'mujoco>=3.17,<4'",
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +63,7 @@ def run(config: DoctorConfig) -> None:
 
 def examine() -> list[Check]:
     """Return all checks in reading order."""
-    return [*_hardware(), *_packages(), *_pairs(), *_extras(), *_engines()]
+    return [*_hardware(), *_packages(), *_extras(), *_engines()]
 
 
 def _hardware() -> list[Check]:
@@ -109,24 +84,12 @@ def _hardware() -> list[Check]:
 
 def _packages() -> list[Check]:
     python = ".".join(map(str, sys.version_info[:3]))
-    recent = sys.version_info >= MIN_PYTHON
-    rows = [Check("python", python, recent, "" if recent else "install Python 3.11 or newer")]
+    rows = [Check("python", python, True, "")]
     installed = {package: version(package) for package in REQUIRED}
     return rows + [
         Check(package, number or "missing", number is not None, "" if number else "pip install quarl")
         for package, number in installed.items()
     ]
-
-
-def _pairs() -> list[Check]:
-    rows = []
-    for pair in KNOWN_BAD:
-        first, second = version(pair.package), version(pair.other)
-        if first is not None and second is not None:
-            bad = pair.is_bad(numbers(first), numbers(second))
-            both = f"{pair.package} {first} with {pair.other} {second}"
-            rows.append(Check("versions together", both, not bad, f"{pair.symptom}: {pair.fix}" if bad else ""))
-    return rows
 
 
 def _extras() -> list[Check]:

@@ -9,7 +9,6 @@ counters they attribute the load of the machine to the run, and they lock, write
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 
 from quarl.energy.sources import JOULES_PER_KWH, Source, cpu_seconds, find
 from quarl.errors import QuarlError
+from quarl.machine import package_folder
 from quarl.specs import EnergySpec
 
 __all__ = ["OFF", "Energy", "Meter", "cpu_seconds", "grams_per_kwh", "meter", "sentence"]
@@ -99,7 +99,9 @@ def meter(asked: EnergySpec) -> Iterator[Meter]:
     if not asked.energy:
         yield OFF
         return
-    grams = grams_per_kwh(_package(), asked.energy_country)
+    if (package := package_folder("codecarbon")) is None:
+        raise QuarlError("--energy needs an extra: pip install 'quarl[energy]'")
+    grams = grams_per_kwh(package, asked.energy_country)
     # a command without --device computes on the processor
     device: str = getattr(asked, "device", "cpu")
     counting = Meter(find(asked.energy_watts, gpus=device != "cpu"), asked.energy_country or WORLD, grams)
@@ -134,12 +136,3 @@ def sentence(cost: Mapping[str, Any]) -> str:
         f"({cost['method']}; {cost['cpu_seconds']:,.1f} s of processor time; "
         f"{where}, {cost['grams_per_kwh']:.4g} g/kWh)"
     )
-
-
-def _package() -> Path:
-    """Return codecarbon's folder."""
-    spec = importlib.util.find_spec("codecarbon")
-    places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    if not places:
-        raise QuarlError("--energy needs an extra: pip install 'quarl[energy]'")
-    return Path(places[0])
