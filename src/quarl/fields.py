@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from tyro.conf import arg
 
@@ -17,6 +19,23 @@ class Group(str):
 ORDER = tuple(map(Group, ["what", "training", "environment", "quantization", "output", "advanced", "energy"]))
 """All groups, from the common ones to those that few users need."""
 WHAT, TRAINING, ENVIRONMENT, QUANTISATION, OUTPUT, ADVANCED, ENERGY = ORDER
+
+
+class Bound(NamedTuple):
+    """The range of an option's number, for its Annotated type; `Spec.check` holds it."""
+
+    words: str
+    """The range as the predicate of an error message, such as "must be at least 1"."""
+    holds: Callable[[float], bool]
+    advice: str = ""
+    """End of the message."""
+
+
+AT_LEAST_ONE = Bound("must be at least 1", lambda number: number >= 1)
+NOT_NEGATIVE = Bound("must not be negative", lambda number: number >= 0)
+ZERO_IS_OFF = NOT_NEGATIVE._replace(advice="; 0 switches it off")
+ABOVE_ZERO = Bound("must be above 0", lambda number: 0 < number < math.inf)
+PERCENTAGE = Bound("is a percentage between 0 and 100", lambda number: 0 < number < 100)
 
 
 def shown(value: str | None = None, *aliases: str, default: str = "", meaning: str | None = None) -> Any:

@@ -11,23 +11,35 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from tyro.conf import FlagCreatePairsOff
 
 from quarl.errors import QuarlError
-from quarl.fields import ADVANCED, ENERGY, QUANTISATION, TRAINING, shown
+from quarl.fields import (
+    ABOVE_ZERO,
+    ADVANCED,
+    AT_LEAST_ONE,
+    ENERGY,
+    PERCENTAGE,
+    QUANTISATION,
+    TRAINING,
+    Bound,
+    shown,
+)
 from quarl.quant.spec import EDGES, SCHEMES, Mode, QuantSpec
 
 EngineName = Literal["litert", "onnx", "torch", "reference"]
 SCHEME_HELP = f"How weights become codes: {', '.join(SCHEMES)}."
 Flag = FlagCreatePairsOff[bool]
 Edges = Annotated[str, shown("N|same"), QUANTISATION]
-NumEpisodes = Annotated[int | Literal["auto"], shown("N|auto")]
+NumEpisodes = Annotated[int | Literal["auto"], shown("N|auto"), AT_LEAST_ONE]
 LEARNERS = ("ppo", "a2c", "dqn", "ddpg", "td3", "sac", "d4pg")
 """Algorithms that are trained here."""
 SEEDS = 2**32
 """Number of seeds that every generator accepts."""
+SEED = Bound("must be between 0 and 2**32 - 1", lambda number: 0 <= number < SEEDS)
 WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
 """Description of an option's value, by type."""
 METERED = ("energy", "energy_watts", "energy_country")
@@ -42,9 +54,10 @@ class Spec:
 
     def check(self) -> None:
         """Refuse values out of range, before anything is read or run."""
-        seed = getattr(self, "seed", None)
-        if seed is not None and not 0 <= seed < SEEDS:
-            raise QuarlError(f"--seed must be between 0 and 2**32 - 1, got {seed}")
+        for name, bound in _bounds(type(self)):
+            value = getattr(self, name)
+            if isinstance(value, int | float) and not bound.holds(value):
+                raise QuarlError(f"--{name.replace('_', '-')} {bound.words}, got {value:.15g}{bound.advice}")
 
     def refuse(self, names: Sequence[str], why: str, fix: str = "drop it") -> None:
         """Refuse options that would have no effect.
@@ -59,13 +72,25 @@ class Spec:
                 raise QuarlError(f"--{field.name.replace('_', '-')} {why}: {fix}")
 
 
+@cache
+def _bounds(kind: type[Spec]) -> list[tuple[str, Bound]]:
+    """Return the bounds of the class and its bases, by the name of the field."""
+    hints = (get_type_hints(base, include_extras=True) for base in kind.__mro__)
+    named = (
+        (name, extra) for each in hints for name, hint in each.items() for extra in getattr(hint, "__metadata__", ())
+    )
+    return [(name, extra) for name, extra in named if isinstance(extra, Bound)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class EnergySpec(Spec):
     """Options of the energy measurement."""
 
     energy: Annotated[Flag, ENERGY] = False
     """Also measure joules and grams of CO2, and report the method."""
-    energy_watts: Annotated[float | None, shown("W", default="counters, or codecarbon's guess"), ENERGY] = None
+    energy_watts: Annotated[float | None, shown("W", default="counters, or codecarbon's guess"), ENERGY, ABOVE_ZERO] = (
+        None
+    )
     """Watts of a busy core: energy is processor time times this value."""
     energy_country: Annotated[str | None, shown("ISO", default="world average"), ENERGY] = None
     """Country of the electricity, such as FRA or USA, for its grams of CO2 per kilowatt-hour."""
@@ -75,15 +100,13 @@ class EnergySpec(Spec):
         for name in METERED[1:]:
             if getattr(self, name) is not None and not self.energy:
                 raise QuarlError(f"--{name.replace('_', '-')} requires --energy: add it")
-        if self.energy_watts is not None and not 0 < self.energy_watts < math.inf:
-            raise QuarlError(f"--energy-watts must be above 0, got {self.energy_watts:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonSpec(Spec):
     """Precisions of one policy, compared with float32 by return."""
 
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     """Seed of the episodes; episode k starts from the same state at every precision."""
     bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION] = ("4",)
     """Precisions with 2 to 8-bit weights: an integer, wNaM, or intNeK for K bits in the first and last layers."""
@@ -93,11 +116,11 @@ class ComparisonSpec(Spec):
     """Activations: quantized per row at run time, or on grids calibrated beforehand."""
     episodes: NumEpisodes = 100
     """Fresh episodes at every precision, on which the verdict is based; auto plays until there is a verdict."""
-    max_episodes: Annotated[int | None, shown("N", default=f"{MOST_EPISODES}, of --auto 1000")] = None
+    max_episodes: Annotated[int | None, shown("N", default=f"{MOST_EPISODES}, of --auto 1000"), AT_LEAST_ONE] = None
     """Maximum number of episodes for --episodes auto, or for --auto to show a loss; increase it if episodes are cheap
     and their returns scatter.
     """
-    margin: Annotated[float, shown("PERCENT")] = 5.0
+    margin: Annotated[float, shown("PERCENT"), PERCENTAGE] = 5.0
     """Acceptable loss of return, in percent of fp32's, for the non-inferiority verdict."""
     auto: Annotated[Flag, QUANTISATION] = False
     """Choose the bits of each layer instead, 2 to 8: the fewest that are shown to lose less than --max-loss."""
@@ -106,10 +129,8 @@ class ComparisonSpec(Spec):
 
     def check(self) -> None:
         super().check()
-        at_least_one(episodes=self.episodes, max_episodes=self.max_episodes)
         if not self.auto and self.episodes != "auto":
             self.refuse(("max_episodes",), "requires --episodes auto", "add that, or drop it")
-        check_margin(self.margin)
         if not self.bits:
             raise QuarlError("--bits requires at least one precision, as in --bits 4")
         self.specs()
@@ -119,9 +140,8 @@ class ComparisonSpec(Spec):
         self.refuse(("bits", "edge_bits", "margin"), "conflicts with --auto, which chooses bits by --max-loss")
         if self.episodes == "auto":
             raise QuarlError("--episodes auto conflicts with --auto, which plays as many as it needs: drop it")
-        if math.isnan(self.loss_pct):
+        if not 0 < self.loss_pct < 100:
             raise QuarlError(f"--max-loss is {self.max_loss[:60]!r}; use a percentage between 0 and 100, as in 2%")
-        check_margin(self.loss_pct, "--max-loss")
 
     @property
     def loss_pct(self) -> float:
@@ -156,14 +176,13 @@ class PtqSpec(ComparisonSpec):
     scheme: Annotated[tuple[str, ...], shown("NAME ...", meaning=SCHEME_HELP), QUANTISATION] = ("default",)
     engine: Annotated[EngineName, QUANTISATION] = "litert"
     """Inference engine that runs the policy."""
-    workers: Annotated[int, ADVANCED] = 1
+    workers: Annotated[int, ADVANCED, AT_LEAST_ONE] = 1
     """Number of processes that share the episodes; useful if environment steps are slow."""
     minimize: Annotated[Literal["bytes", "latency"], QUANTISATION] = "bytes"
     """Quantity that --auto minimizes; latency is measured on this machine, with 8 and 4 bits, which have kernels."""
 
     def check(self) -> None:
         super().check()
-        at_least_one(workers=self.workers)
         if not self.scheme:
             raise QuarlError("--scheme requires a value, as in --scheme default")
         if self.auto and len(self.scheme) > 1:
@@ -186,22 +205,21 @@ class PtqSpec(ComparisonSpec):
 class DistillSpec(ComparisonSpec):
     """Distillation of one policy into each precision."""
 
-    rounds: Annotated[int, TRAINING] = 8
+    rounds: Annotated[int, TRAINING, AT_LEAST_ONE] = 8
     """Maximum number of rounds. A round makes updates, then checks the return, which ends the rounds once the loss is
     shown to be below the margin, then collects states of the quantized policy.
     """
-    updates: Annotated[int, TRAINING] = 1_000
+    updates: Annotated[int, TRAINING, AT_LEAST_ONE] = 1_000
     """Gradient steps of a round."""
-    states: Annotated[int, TRAINING] = 1_900
+    states: Annotated[int, TRAINING, AT_LEAST_ONE] = 1_900
     """New states after each round."""
-    validation: Annotated[int, shown("EPISODES"), TRAINING] = 40
+    validation: Annotated[int, shown("EPISODES"), TRAINING, AT_LEAST_ONE] = 40
     """Episodes of a check of the return, which selects the snapshot."""
     budget: Annotated[str | None, shown("N|MINUTESm", default="no bound"), TRAINING] = None
     """Budget of each precision: updates, as in 5000, or minutes, as in 10m; the last round is one that fits."""
 
     def check(self) -> None:
         super().check()
-        at_least_one(**{name: getattr(self, name) for name in ("rounds", "updates", "states", "validation")})
         self.bounds()
 
     def bounds(self) -> tuple[int, float]:
@@ -251,9 +269,3 @@ def check_types(config: Any) -> None:
 def _is_one(value: Any, kinds: tuple[Any, ...]) -> bool:
     words = [word for kind in kinds for word in get_args(kind)]
     return type(value) in kinds or (type(value) is int and float in kinds) or value in words
-
-
-def check_margin(margin: float, option: str = "--margin") -> None:
-    """Refuse a margin that is not a percentage between 0 and 100."""
-    if not 0 < margin < 100:
-        raise QuarlError(f"{option} is a percentage between 0 and 100, got {margin:g}")

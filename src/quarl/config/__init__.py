@@ -25,9 +25,9 @@ from quarl.config.sweep import SweepConfig
 from quarl.config.train import TrainConfig
 from quarl.config.trained_policy import ModelConfig
 from quarl.errors import QuarlError
-from quarl.fields import ADVANCED, OUTPUT, QUANTISATION, shown
+from quarl.fields import ADVANCED, AT_LEAST_ONE, OUTPUT, QUANTISATION, shown
 from quarl.quant.spec import QuantSpec
-from quarl.specs import SCHEME_HELP, EngineName, Flag, at_least_one
+from quarl.specs import SCHEME_HELP, SEED, EngineName, Flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +39,11 @@ class EvalConfig(ModelConfig):
 
     engine: EngineName = "litert"
     """Inference engine that runs the policy."""
-    episodes: int = 100
+    episodes: Annotated[int, AT_LEAST_ONE] = 100
     """Number of episodes to play."""
-    batch: Annotated[int, ADVANCED] = 16
+    batch: Annotated[int, ADVANCED, AT_LEAST_ONE] = 16
     """Number of episodes played in parallel; returns do not depend on it."""
-    workers: Annotated[int, ADVANCED] = 1
+    workers: Annotated[int, ADVANCED, AT_LEAST_ONE] = 1
     """Number of processes that share the episodes; useful if environment steps are slow."""
     stochastic: Flag = False
     """Sample actions. Without --stochastic or --deterministic, the zoo's convention for this agent applies."""
@@ -52,7 +52,6 @@ class EvalConfig(ModelConfig):
 
     def check(self) -> None:
         super().check()
-        at_least_one(episodes=self.episodes, batch=self.batch, workers=self.workers)
         if self.stochastic and self.deterministic:
             raise QuarlError("--stochastic and --deterministic are mutually exclusive: keep one")
 
@@ -67,14 +66,13 @@ class PlayConfig(ModelConfig):
     bits: Annotated[str, shown("BITS"), QUANTISATION] = "8"
     """Precision: fp16, bf16, an integer 2..32, or wNaM."""
     scheme: Annotated[str, shown("NAME", meaning=SCHEME_HELP), QUANTISATION] = "default"
-    episodes: int = 1
+    episodes: Annotated[int, AT_LEAST_ONE] = 1
     """Number of episodes to show, in sequence: the first ones of `quarl eval` with the same seed."""
     record: Annotated[Path | None, shown("FILE", default="a window"), OUTPUT] = None
     """Write a video, .mp4 or .gif, which needs no display."""
 
     def check(self) -> None:
         super().check()
-        at_least_one(episodes=self.episodes)
         QuantSpec.parse(self.bits, scheme=self.scheme)
         if self.record is not None and self.record.suffix not in VIDEOS:
             raise QuarlError(f"--record {self.record} is not a video: use a file name with {' or '.join(VIDEOS)}")
@@ -166,7 +164,7 @@ class DemoConfig(Config):
     verb: ClassVar[str] = "demo"
     examples = ("quarl demo -o quarl-demo",)
 
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     """Seed of the episodes."""
     output: Output = Path("quarl-demo")
     """Folder for the agent and the results of `quarl ptq`."""

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar
 
 from quarl import literals
 from quarl.errors import QuarlError
-from quarl.fields import ENVIRONMENT, OUTPUT, shown
+from quarl.fields import AT_LEAST_ONE, ENVIRONMENT, OUTPUT, shown
 from quarl.quant.spec import edge_bits, integer_bits
 from quarl.specs import METERED, EnergySpec, Flag, Spec
 
@@ -24,7 +24,7 @@ JsonFile = Annotated[Path | None, shown("FILE"), OUTPUT]
 Output = Annotated[Path, shown("DIR", "-o"), OUTPUT]
 Normalize = Annotated[str | None, shown("FILE|none", default="found beside the agent"), ENVIRONMENT]
 EnvId = Annotated[str | None, shown("ID", default="the one it was trained on"), ENVIRONMENT]
-Steps = Annotated[int | None, shown("N", "-n", default="RL Zoo's, or 100000")]
+Steps = Annotated[int | None, shown("N", "-n", default="RL Zoo's, or 100000"), AT_LEAST_ONE]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,13 +116,6 @@ def _option(name: str, value: Any) -> list[str]:
     if isinstance(value, bool):
         return [flag if value else f"--no-{flag[2:]}"]
     return [flag, *map(str, value)] if isinstance(value, tuple) else [flag, str(value)]
-
-
-def zero_is_off(**values: float) -> None:
-    """Refuse negative intervals; as in the zoo, 0 switches the action off."""
-    for name, value in values.items():
-        if not value >= 0:
-            raise QuarlError(f"--{name.replace('_', '-')} must not be negative, got {value}; 0 switches it off")
 
 
 def check_device(name: str) -> None:

@@ -12,6 +12,7 @@ from quarl.config.trained_policy import check_paths
 from quarl.errors import QuarlError
 from quarl.fields import QUANTISATION, shown
 from quarl.quant.spec import Mode, QuantSpec
+from quarl.specs import SEED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class LatencyConfig(MeteredConfig):
     """Runtimes for each MODEL, and for each FILE that they can read."""
     widths: Annotated[tuple[str, ...], shown("W,W,... ...")] = ()
     """Hidden layers of the networks, as in 64,64 256,256; without them, the standard sizes and the Nature CNN."""
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     """Seed of the weights and observations."""
 
     def check(self) -> None:

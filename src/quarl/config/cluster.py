@@ -11,8 +11,7 @@ from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, subco
 
 from quarl.config.base import Config
 from quarl.errors import QuarlError
-from quarl.fields import shown
-from quarl.specs import at_least_one
+from quarl.fields import AT_LEAST_ONE, Bound, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,13 +20,12 @@ class _MachineConfig(Config):
 
     token: Annotated[Path | None, shown("FILE", default="~/.config/quarl/cluster.token")] = None
     """Token file of the cluster, the same on all machines; anyone who has it can run code on them."""
-    cpus: Annotated[int | None, shown("N", default="all")] = None
+    cpus: Annotated[int | None, shown("N", default="all"), AT_LEAST_ONE] = None
     """Number of this machine's cores for the cluster."""
 
     def check(self) -> None:
         super().check()
         self.refuse(("json",), "has no rows to write")
-        at_least_one(cpus=self.cpus)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +38,13 @@ class ClusterStartConfig(_MachineConfig):
 
     host: Annotated[str, shown("IP")] = "127.0.0.1"
     """IP address of this machine for the others; 127.0.0.1 is for this machine alone."""
-    port: int = 6379
+    port: Annotated[int, Bound("must be between 1024 and 65535", lambda port: 1024 <= port < 2**16)] = 6379
     """Port for other machines to join."""
 
     def check(self) -> None:
         super().check()
         if not re.fullmatch(r"([0-9]+\.){3}[0-9]+", self.host) or self.host == "0.0.0.0":
             raise QuarlError(f"--host is {self.host[:60]!r}; use an IP address of this machine, such as 10.0.0.1")
-        if not 1024 <= self.port < 2**16:
-            raise QuarlError(f"--port must be between 1024 and 65535, got {self.port}")
 
 
 @dataclass(frozen=True, kw_only=True)

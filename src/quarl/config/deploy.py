@@ -13,7 +13,7 @@ from tyro.conf import Positional
 from quarl.config.base import Config
 from quarl.config.trained_policy import NamedModel
 from quarl.errors import QuarlError
-from quarl.fields import OUTPUT, QUANTISATION, shown
+from quarl.fields import ABOVE_ZERO, OUTPUT, QUANTISATION, shown
 from quarl.quant.spec import QuantSpec
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20}
@@ -34,18 +34,15 @@ class BudgetConfig(NamedModel):
     """Bytes for code and weights, such as 256K (of 1,024 bytes) or 1M."""
     ram: Annotated[str | None, shown("SIZE", default="no bound")] = None
     """Bytes for the stack, or for TFLite Micro's arena."""
-    hz: Annotated[float | None, shown("N")] = None
+    hz: Annotated[float | None, shown("N"), ABOVE_ZERO] = None
     """Actions per second."""
-    mhz: Annotated[float | None, shown("N")] = None
+    mhz: Annotated[float | None, shown("N"), ABOVE_ZERO] = None
     """Million instructions per second that the board has for them."""
 
     def check(self) -> None:
         super().check()
         if (self.hz is None) != (self.mhz is None):
             raise QuarlError("--hz and --mhz require each other: actions, and million instructions, per second")
-        for name, number in (("hz", self.hz), ("mhz", self.mhz)):
-            if number is not None and not 0 < number < math.inf:
-                raise QuarlError(f"--{name} must be above 0, got {number:g}")
         if not self.bits or not self.target:
             raise QuarlError("--bits and --target require at least one value each")
         self.specs()

@@ -9,9 +9,8 @@ from typing import Annotated, Any
 
 from quarl import literals
 from quarl.config.base import Config, hyperparameters
-from quarl.fields import ENVIRONMENT, shown
+from quarl.fields import AT_LEAST_ONE, ENVIRONMENT, shown
 from quarl.literals import named_wrapper
-from quarl.specs import at_least_one
 
 OPTIONS = ("env_kwargs", "wrapper", "frame_stack", "max_episode_steps")
 
@@ -26,16 +25,15 @@ class EnvironmentConfig(Config):
     """Wrappers, as in TimeLimit:max_episode_steps=200, instead of those in the model's files; the last is the
     outermost, and none means no wrapper.
     """
-    frame_stack: Annotated[int | None, shown("N"), ENVIRONMENT] = None
+    frame_stack: Annotated[int | None, shown("N"), ENVIRONMENT, AT_LEAST_ONE] = None
     """Number of stacked observations, as in VecFrameStack, instead of that in the model's files; 1 stacks none."""
-    max_episode_steps: Annotated[int | None, shown("N"), ENVIRONMENT] = None
+    max_episode_steps: Annotated[int | None, shown("N"), ENVIRONMENT, AT_LEAST_ONE] = None
     """Environment steps after which an episode is truncated, instead of the registered limit. Without it, evaluations
     refuse episodes of more than 120,000 steps.
     """
 
     def check(self) -> None:
         super().check()
-        at_least_one(frame_stack=self.frame_stack, max_episode_steps=self.max_episode_steps)
         self.environment()
 
     def environment(self) -> dict[str, Any]:

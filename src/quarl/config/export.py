@@ -12,9 +12,9 @@ from tyro.conf import Positional
 from quarl.config.base import Config, EnvId, Output
 from quarl.config.trained_policy import ModelConfig
 from quarl.errors import QuarlError
-from quarl.fields import QUANTISATION, shown
+from quarl.fields import AT_LEAST_ONE, NOT_NEGATIVE, PERCENTAGE, QUANTISATION, shown
 from quarl.quant.spec import Mode, QuantSpec
-from quarl.specs import Flag, at_least_one, check_margin
+from quarl.specs import SEED, Flag
 
 Runtimes = Literal["litert", "ort", "openvino", "tract", "tflm", "c", "c-aarch64", "c-m4", "c-m0"]
 
@@ -43,14 +43,13 @@ class ExportConfig(ModelConfig):
     """Types of the file's inputs and outputs; int8 is refused, with the reason."""
     observations: Annotated[Path | None, shown("FILE")] = None
     """Recorded observations, .npy or .npz, instead of an environment, for calibration and golden vectors."""
-    episodes: int = 100
+    episodes: Annotated[int, AT_LEAST_ONE] = 100
     """Episodes of the verdict on a dynamic policy that becomes static, or on grids of recorded observations."""
     output: Output = Path("quarl-export")
     """Folder for the file, contract.json, golden.npz, README.md, SHA256SUMS and the policy itself."""
 
     def check(self) -> None:
         super().check()
-        at_least_one(episodes=self.episodes)
         if self.precision is not None:
             QuantSpec.parse(self.precision)
         if self.io == "int8":
@@ -73,13 +72,13 @@ class VerifyConfig(Config):
     """Runtimes to run the file in: litert, ort, openvino, tract, tflm, c, c-aarch64, c-m4 or c-m0."""
     agent: Annotated[str | None, shown("PATH", default="same name, in the folder or beside it")] = None
     """Exported agent, as a file or the folder of its run."""
-    episodes: int = 20
+    episodes: Annotated[int, NOT_NEGATIVE] = 20
     """Episodes of the return in each runtime, compared with fp32; 0 plays none."""
-    margin: Annotated[float, shown("PERCENT")] = 5.0
+    margin: Annotated[float, shown("PERCENT"), PERCENTAGE] = 5.0
     """Acceptable loss of return, in percent of fp32's."""
     env: EnvId = None
     """Gymnasium id of the environment; my_module:MyEnv-v0 first imports my_module, which registers it."""
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     """Seed of the episodes."""
     edited: Flag = False
     """Compile and run the file even if it was edited or written elsewhere: use it only for code that you trust."""
@@ -90,9 +89,6 @@ class VerifyConfig(Config):
             raise QuarlError("PATH is missing: add it before the options, as in quarl verify quarl-export")
         if len(self.model) > 1:
             raise QuarlError(f"PATH is one folder or file, got {len(self.model)} words: {' '.join(self.model)}")
-        if self.episodes < 0:
-            raise QuarlError(f"--episodes must not be negative, got {self.episodes}")
-        check_margin(self.margin)
 
     def look(self) -> None:
         if not os.path.exists(self.model[0]):

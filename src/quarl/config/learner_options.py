@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from quarl.config.base import ASIDE, LOUDNESS, Config, MeteredConfig, Steps, check_device, hyperparameters, zero_is_off
+from quarl.config.base import ASIDE, LOUDNESS, Config, MeteredConfig, Steps, check_device, hyperparameters
 from quarl.config.environment import OPTIONS, EnvironmentConfig
 from quarl.errors import QuarlError, UnsupportedError, did_you_mean
-from quarl.fields import ADVANCED, ENVIRONMENT, OUTPUT, QUANTISATION, TRAINING, shown
+from quarl.fields import ADVANCED, ENVIRONMENT, NOT_NEGATIVE, OUTPUT, QUANTISATION, TRAINING, ZERO_IS_OFF, shown
 from quarl.quant.spec import EDGES, QatSpec
 from quarl.removed import without_removed
-from quarl.specs import Edges, Flag, at_least_one, check_types
+from quarl.specs import SEED, Edges, Flag, check_types
 
 L = TypeVar("L", bound="LearnerOptions")
 CONTRIB = ("trpo", "maskableppo", "tqc", "crossq", "qrdqn", "ars")
@@ -61,21 +61,21 @@ class LearnerOptions(EnvironmentConfig, MeteredConfig):
     """Minimum bits of the first and last layers; same gives all layers one width."""
     qat_mid_tread: Annotated[Flag, QUANTISATION] = False
     """Give weights of 2 and 3 bits a level at 0 in training; otherwise the levels are on both sides of 0."""
-    quant_delay: Annotated[int | None, shown("N", default="half of the run"), QUANTISATION] = None
+    quant_delay: Annotated[int | None, shown("N", default="half of the run"), QUANTISATION, NOT_NEGATIVE] = None
     """Environment steps before fake quantization begins. Until then only ranges are observed, and actors run plainly
     quantized weights.
     """
     learner_dtype: Annotated[Literal["fp32", "bf16", "fp16"], ADVANCED] = "fp32"
     """Autocast of the updates' matrix products; fp16 uses loss scaling."""
-    eval_freq: Annotated[int, TRAINING] = 25_000
+    eval_freq: Annotated[int, TRAINING, ZERO_IS_OFF] = 25_000
     """Environment steps between evaluations, which stop the training clock; quarl train plays them after a rollout. 0
     evaluates only at the end.
     """
-    eval_episodes: Annotated[int, TRAINING] = 20
+    eval_episodes: Annotated[int, TRAINING, ZERO_IS_OFF] = 20
     """Episodes of an evaluation; 0 turns evaluations off."""
-    save_freq: Annotated[int, TRAINING] = 50_000
+    save_freq: Annotated[int, TRAINING, ZERO_IS_OFF] = 50_000
     """Environment steps between checkpoints, replay included; 0 leaves only those of --save-minutes."""
-    save_minutes: Annotated[float, TRAINING] = SAVE_MINUTES
+    save_minutes: Annotated[float, TRAINING, ZERO_IS_OFF] = SAVE_MINUTES
     """Maximum minutes between checkpoints, even in a slow environment; 0 counts only steps."""
     resume: Flag = False
     """Resume from the last checkpoint, with the run's options."""
@@ -85,18 +85,13 @@ class LearnerOptions(EnvironmentConfig, MeteredConfig):
     """
     device: Annotated[str, shown("NAME"), ADVANCED] = "auto"
     """Device of the learner."""
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     """Seed of learner, environments, exploration and evaluations."""
 
     def check(self) -> None:
         super().check()
         if self.algo not in self.learners:
             raise UnsupportedError(unknown_algorithm(self.algo, self.learners))
-        at_least_one(n_timesteps=self.n_timesteps)
-        intervals = {name: getattr(self, name) for name in ("eval_freq", "save_freq", "save_minutes")}
-        zero_is_off(eval_episodes=self.eval_episodes, **intervals)
-        if self.quant_delay is not None and self.quant_delay < 0:
-            raise QuarlError(f"--quant-delay must not be negative, got {self.quant_delay}")
         check_device(self.device)
         self.hyperparameters()
         # The file of a resumed run defines its precision.

@@ -12,8 +12,8 @@ from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, subco
 
 from quarl.config.base import Config, Output, check_folder
 from quarl.errors import QuarlError
-from quarl.fields import ENVIRONMENT, shown
-from quarl.specs import Flag, at_least_one
+from quarl.fields import AT_LEAST_ONE, ENVIRONMENT, NOT_NEGATIVE, shown
+from quarl.specs import SEED, Flag
 
 FOLDER = Path("quarl-study")
 
@@ -36,19 +36,19 @@ class StudyRunConfig(Config):
     """A study file, or one included in QuaRL: smoke, paper-ptq, paper-qat, paper-actorq."""
     agents: Annotated[Path | None, shown("DIR", default="the study's own")] = None
     """Folder of the study's zoo: sources."""
-    jobs: int = 1
+    jobs: Annotated[int, AT_LEAST_ONE] = 1
     """Number of simultaneous cells, each on one core; in a cluster, of each machine."""
     cluster: Annotated[str | None, shown("ADDRESS|auto|local", default="this machine alone")] = None
     """Measure on the machines of a Ray cluster. ADDRESS: the IP:PORT printed by quarl cluster start. auto: the cluster
     that includes this machine. local: simulated machines on this one, for testing.
     """
-    nodes: Annotated[int | None, shown("N", default="all")] = None
+    nodes: Annotated[int | None, shown("N", default="all"), AT_LEAST_ONE] = None
     """Number of machines of --cluster; 2 for local."""
     dry_run: Flag = False
     """Check the study and show the cells that it would measure, without measuring."""
-    minutes: Annotated[float, shown("FLOAT", default="no bound")] = math.inf
+    minutes: Annotated[float, shown("FLOAT", default="no bound"), NOT_NEGATIVE] = math.inf
     """Minutes after which no new cell starts; repeat the command to continue."""
-    seed: Annotated[int | None, shown("N", default="the study's seeds")] = None
+    seed: Annotated[int | None, shown("N", default="the study's seeds"), SEED] = None
     """Use only this seed instead of the study's seeds."""
     only: Annotated[tuple[str, ...], shown("NAME ...", default="all")] = ()
     """Measure only these policies (ALGO/ENV), sources, methods or precisions, with fp32 for comparison."""
@@ -65,11 +65,8 @@ class StudyRunConfig(Config):
             raise QuarlError(
                 "STUDY is missing: add a study file or the name of an included one, as in quarl study run smoke"
             )
-        at_least_one(jobs=self.jobs, nodes=self.nodes)
         if self.nodes is not None and self.cluster is None:
             raise QuarlError("--nodes requires --cluster")
-        if not self.minutes >= 0:
-            raise QuarlError(f"--minutes must not be negative, got {self.minutes:g}")
         if self.env_module is not None and not re.fullmatch(r"[\w.]+", self.env_module):
             raise QuarlError(f"--env-module {self.env_module!r} is not a module name, such as my_module")
         check_folder(self.output)

@@ -11,9 +11,9 @@ from quarl.config.base import MeteredConfig, Normalize, Output, Steps, check_fol
 from quarl.config.environment import OPTIONS, EnvironmentConfig
 from quarl.config.train import QAT_OPTIONS, TrainConfig
 from quarl.errors import QuarlError
-from quarl.fields import ENVIRONMENT, QUANTISATION, TRAINING, shown
+from quarl.fields import AT_LEAST_ONE, ENVIRONMENT, NOT_NEGATIVE, PERCENTAGE, QUANTISATION, TRAINING, shown
 from quarl.quant.spec import EDGES, QatSpec, QuantSpec
-from quarl.specs import Edges, Flag, at_least_one, check_margin
+from quarl.specs import SEED, Edges, Flag
 
 METHODS = ("ptq", "distill", "qat")
 OF_BOTH = ("algo", "env", "params", "trained_agent", "normalize", *OPTIONS)
@@ -43,7 +43,7 @@ class SweepConfig(EnvironmentConfig, MeteredConfig):
     """Methods: ptq quantizes the float32 agents; distill also trains the results to imitate them, minutes for each; qat
     trains for the precision.
     """
-    seeds: int = 3
+    seeds: Annotated[int, AT_LEAST_ONE] = 3
     """Number of agents of every kind, trained with consecutive seeds from --seed."""
     n_timesteps: Steps = None
     """Environment steps of a training; with --trained-agent, those of fine-tuning."""
@@ -59,24 +59,23 @@ class SweepConfig(EnvironmentConfig, MeteredConfig):
     """Use this agent instead of training in float32: ptq quantizes it, qat fine-tunes it."""
     normalize: Normalize = None
     """VecNormalize statistics that the trained agent observed with, or none."""
-    eval_freq: Annotated[int | None, shown("N", default="a twentieth of the run"), TRAINING] = None
+    eval_freq: Annotated[int | None, shown("N", default="a twentieth of the run"), TRAINING, AT_LEAST_ONE] = None
     """Environment steps between the evaluations that choose each training's best agent."""
-    episodes: int = 100
+    episodes: Annotated[int, AT_LEAST_ONE] = 100
     """Episodes of every row; all rows of a seed play the same ones."""
-    margin: Annotated[float, shown("PERCENT")] = 5.0
+    margin: Annotated[float, shown("PERCENT"), PERCENTAGE] = 5.0
     """Acceptable loss of return, in percent of fp32's."""
-    jobs: int = 1
+    jobs: Annotated[int, AT_LEAST_ONE] = 1
     """Number of simultaneous trainings, each on one core."""
-    minutes: Annotated[float, shown("FLOAT", default="no bound")] = math.inf
+    minutes: Annotated[float, shown("FLOAT", default="no bound"), NOT_NEGATIVE] = math.inf
     """Minutes after which no new training starts; repeat the command to continue."""
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     """First seed."""
     output: Output = Path("quarl-sweep")
     """Folder of the study, its report and the agents."""
 
     def check(self) -> None:
         super().check()
-        at_least_one(seeds=self.seeds, episodes=self.episodes, jobs=self.jobs, eval_freq=self.eval_freq)
         if not self.bits or not self.methods:
             raise QuarlError("--bits and --methods require at least one value each, as in --bits 8 4 --methods ptq qat")
         if unknown := [name for name in self.methods if name not in METHODS]:
@@ -85,9 +84,6 @@ class SweepConfig(EnvironmentConfig, MeteredConfig):
             self.refuse(QAT_OPTIONS, "requires --methods qat")
             if self.trained_agent is not None:
                 self.refuse(OF_TRAINING, "requires a training, and --trained-agent with --methods ptq has none")
-        check_margin(self.margin)
-        if not self.minutes >= 0:
-            raise QuarlError(f"--minutes must not be negative, got {self.minutes:g}")
         named: dict[str, str] = {}
         for bits in self.bits:
             precision = self.precision(bits)

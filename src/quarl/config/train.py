@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar, Literal
 from quarl.config.base import Normalize, check_folder
 from quarl.config.learner_options import LearnerOptions
 from quarl.errors import QuarlError
-from quarl.fields import ADVANCED, ENVIRONMENT, OUTPUT, QUANTISATION, TRAINING, shown
-from quarl.specs import LEARNERS, Flag, at_least_one
+from quarl.fields import ADVANCED, AT_LEAST_ONE, ENVIRONMENT, OUTPUT, QUANTISATION, TRAINING, shown
+from quarl.specs import LEARNERS, Flag
 
 QAT_OPTIONS = (
     "quant_delay",
@@ -36,7 +36,7 @@ class TrainConfig(LearnerOptions):
 
     algo: Annotated[str, shown("NAME")] = "ppo"
     """Learner: ppo, a2c, dqn, ddpg, td3, sac or d4pg."""
-    n_envs: Annotated[int | None, shown("N", default="RL Zoo's, or 1"), ENVIRONMENT] = None
+    n_envs: Annotated[int | None, shown("N", default="RL Zoo's, or 1"), ENVIRONMENT, AT_LEAST_ONE] = None
     """Number of environments that are stepped in parallel."""
     vec_env: Annotated[Literal["auto", "dummy", "native"], ENVIRONMENT] = "auto"
     """Stepping of the environments: one after the other (dummy), or Atari games in threads of their emulator (native).
@@ -68,14 +68,13 @@ class TrainConfig(LearnerOptions):
     """Episodes of an evaluation; 0 turns evaluations off, and no best agent is saved."""
     resume: Flag = False
     """Resume from the last checkpoint of the latest run of ALGO on ENV, with that run's options."""
-    threads: Annotated[int | None, shown("N", default="1, all cores for images"), ADVANCED] = None
+    threads: Annotated[int | None, shown("N", default="1, all cores for images"), ADVANCED, AT_LEAST_ONE] = None
     """Number of the learner's threads."""
     device: Annotated[str, shown("NAME")] = "auto"
     """Device of the learner; auto is the CPU, or the GPU for images if there is one."""
 
     def check(self) -> None:
         super().check()
-        at_least_one(n_envs=self.n_envs, threads=self.threads)
         if self.n_timesteps is not None:
             self.delay(self.n_timesteps)
         if self.resume and self.trained_agent is not None:

@@ -15,6 +15,7 @@ from quarl.config.base import Config, EnvId, Normalize
 from quarl.config.environment import EnvironmentConfig
 from quarl.errors import QuarlError
 from quarl.fields import shown
+from quarl.specs import SEED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ class ModelConfig(NamedModel, EnvironmentConfig):
     """VecNormalize statistics that the agent observed with, or none."""
     env: EnvId = None
     """Gymnasium id of the environment; my_module:MyEnv-v0 first imports my_module, which registers it."""
-    seed: int = 0
+    seed: Annotated[int, SEED] = 0
     """Seed of the episodes; episode k starts from the same state at every precision."""
 
 
