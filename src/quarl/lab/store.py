@@ -92,7 +92,7 @@ def _is_whole(method: str, result: Mapping[str, Any]) -> bool:
     return is_list and all(type(n) in (int, float) and -math.inf < n < math.inf for n in (*returns, *numbers))
 
 
-class Store:
+class Store(contextlib.AbstractContextManager["Store"]):
     """An open database."""
 
     def __init__(self, folder: Path, *, create: bool = False) -> None:
@@ -117,14 +117,8 @@ class Store:
                 self._make(create=create)
             self._db.execute("PRAGMA synchronous = FULL")
 
-    def close(self) -> None:
-        self._db.close()
-
-    def __enter__(self) -> Store:
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._db.close()
 
     def ask(self, name: str, document: Mapping[str, Any], version: str, cells: Sequence[Cell]) -> None:
         """Set the cells of the study; results of others stay and are not reported.
@@ -183,16 +177,6 @@ class Store:
                     (RUNNING, time.time(), key, TODO),
                 )
 
-    def put(self, cell: Cell, result: Mapping[str, Any]) -> None:
-        """Write the result of a cell that belongs to no study."""
-        values = [getattr(cell, column) for column in COLUMNS]
-        with self._transaction():
-            self._db.execute(
-                f"INSERT OR REPLACE INTO cells (key, {', '.join(COLUMNS)}, state, row) "
-                f"VALUES ({', '.join('?' * (len(COLUMNS) + 3))})",
-                (cell.key, *values, DONE, json.dumps(result)),
-            )
-
     def result(self, key: str) -> Mapping[str, Any]:
         """Return the result of a finished cell; an empty mapping without one."""
         with self._said():
@@ -247,16 +231,9 @@ class Store:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._said():
+        with self._said(), self._db:  # the connection commits, or rolls back unless a full disk already has
             self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                # a full disk may have rolled it back already
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
+            yield
 
     @contextlib.contextmanager
     def _said(self) -> Iterator[None]:
