@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quarl import __version__
 from quarl.errors import QuarlError
@@ -24,12 +24,15 @@ from quarl.lab.methods import actorq
 from quarl.lab.play import make_worker, preload
 from quarl.lab.store import Record, Store
 from quarl.processes.inside import Result
-from quarl.processes.pool import Bounds, Ended, LocalPool, Pool
+from quarl.processes.pool import Bounds, Ended, LocalPool
 from quarl.processes.signals import Interrupts
 from quarl.readers import zoo
 
+if TYPE_CHECKING:
+    from quarl.cluster.cell_pool import ClusterPool
+
 Progress = Callable[[str, int], None]
-MakePool = Callable[[Path, Bounds, int, Callable[[], None]], Pool]
+MakePool = Callable[[Path, Bounds, int, Callable[[], None]], "LocalPool | ClusterPool"]
 """Function with the signature of `LocalPool`."""
 WORK = {**trainings.WORK, ACTORQ: actorq.run, THROUGHPUT: actorq.watch_window}
 """Function that measures a cell without a worker, by its method."""
@@ -114,7 +117,7 @@ class Runner:
         folder: Path,
         store: Store,
         cells: Sequence[Cell],
-        make_pool: Callable[[Callable[[], None]], Pool],
+        make_pool: Callable[[Callable[[], None]], LocalPool | ClusterPool],
         *,
         minutes: float,
     ) -> None:

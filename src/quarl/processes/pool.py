@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from multiprocessing import reduction
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.processes.child import Child, join, kill_group
@@ -69,26 +69,8 @@ class _Worker:
     group: int
 
 
-class Pool(Protocol):
-    """All processes of one run over jobs, on any machine; LocalPool documents the methods."""
-
-    @property
-    def occupied(self) -> int: ...
-    @property
-    def full(self) -> bool: ...
-    def ready(self, name: str) -> bool | None: ...
-    def prepare(self, name: str, make: Callable[[], Held]) -> None: ...
-    def submit(self, name: str, key: str, job: Any) -> None: ...
-    def start(self, key: str, name: str, main: Callable[[Any], Any], spec: Any) -> None: ...
-    def keep_only(self, names: Collection[str]) -> None: ...
-    def events(self, timeout: float) -> Iterator[Ended]: ...
-    def leave(self, keys: Collection[str]) -> None: ...
-    def kill(self) -> None: ...
-    def close(self) -> None: ...
-
-
 class LocalPool:
-    """A pool of processes on this machine."""
+    """A pool of processes on this machine; `ClusterPool` has the same methods."""
 
     def __init__(self, log: Path, bounds: Bounds, jobs: int, load: Callable[[], None]) -> None:
         """Describe the pool; processes are started on demand.
