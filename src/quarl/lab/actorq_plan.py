@@ -94,11 +94,11 @@ class _Runs:
         for arm in (*reference, *others):
             first = cells[cap.reference].key if cap.reference and arm not in reference else ""
             cells[arm] = self.capped(arm, point, first, own.get(arm, ()), **more)
-        for arm in derived.precision if derived is not None else ():
-            assert derived is not None
+        if derived is not None:
             source = cells[derived.of].key
-            told = {"derived": {"of": source, "seconds": derived.seconds}}
-            cells[arm] = self.cell(arm, point, **more, cap={}, **told, after=(source,))
+            told = {"of": source, "seconds": derived.seconds}
+            for arm in derived.precision:
+                cells[arm] = self.cell(arm, point, **more, cap={}, derived=told, after=(source,))
         return cells
 
     def capped(self, arm: str, point: Point, reference: str, own: Sequence[str] = (), **more: Any) -> Cell:

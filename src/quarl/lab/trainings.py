@@ -41,7 +41,7 @@ def train(job: Job) -> dict[str, Any]:
 
 def play_untrained(job: Job) -> dict[str, Any]:
     """Play the networks as they are before the training."""
-    begun = runs.Training(training_config(job.cell.work, job.folder), _print)  # writes nothing before it runs
+    begun = runs.Training(training_config(job.cell.work, job.folder), say)  # writes nothing before it runs
     assert begun.model.env is not None
     begun.model.env.close()
     return played(job, begun.evaluator.exact(begun.model))
@@ -74,7 +74,7 @@ def distil(job: Job) -> dict[str, Any]:
     job.folder.mkdir(parents=True, exist_ok=True)
     for snapshot in rounds.distill(calibrated, spec, validation, file=job.folder / "distillation"):
         snapshots.append(snapshot)
-        _print(f"{job.cell.title}: {snapshot}")
+        say(f"{job.cell.title}: {snapshot}")
     shutil.rmtree(job.folder)
     played = returns(rounds.best(snapshots).policy, work, worker.environment)
     return {**played, **weights(policy), "distillation": rounds.facts(snapshots)}
@@ -85,7 +85,7 @@ def time_updates(job: Job) -> dict[str, Any]:
     from quarl.lab.methods.updates import measure  # here: few studies time updates
 
     work = job.cell.work
-    return measure(training_config(work, job.folder), work["dtypes"], work["timed_s"], _print)
+    return measure(training_config(work, job.folder), work["dtypes"], work["timed_s"], say)
 
 
 WORK: Mapping[str, Callable[[Job], dict[str, Any]]] = {
@@ -110,13 +110,14 @@ def _length(row: TrainRow) -> dict[str, Any]:
 
 def _train(config: TrainConfig) -> tuple[RunFolder, TrainRow]:
     """Return the run's folder and its row."""
-    run, ended = runs.in_stretches(config, _print)
+    run, ended = runs.in_stretches(config, say)
     if ended.row is None:
         raise SystemExit(ended.exit_code)
     return run, ended.row
 
 
-def _print(line: str) -> None:
+def say(line: str) -> None:
+    """Print a line to the log of the study at once."""
     print(line, flush=True)
 
 

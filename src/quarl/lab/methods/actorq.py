@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import shutil
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
 from quarl.files import temporary_folder
 from quarl.lab.cells import Job
-from quarl.lab.trainings import actorq_config, played
+from quarl.lab.trainings import actorq_config, played, say
 from quarl.machine import machine
 from quarl.policy.graph import QuantizedPolicy
 from quarl.processes.signals import SIGNALLED
@@ -61,23 +60,20 @@ def run(job: Job) -> dict[str, Any]:
     from quarl.actorq.supervisor import Supervisor
 
     job = _chosen(job)
-    work, cap_s = job.cell.work, math.inf
+    work = job.cell.work
     config, is_timed = actorq_config(work, job.folder), "cap" in work
     if "derived" in work:
         return _derived(job, config)
-    if is_timed:
-        cap_s = _cap_s(job)
+    cap_s = _cap_s(job) if is_timed else math.inf
     if RunFolder(config.output).checkpoints() and not is_timed:
         config = replace(config, resume=True)
     else:
         shutil.rmtree(job.folder, ignore_errors=True)  # it was killed before there was anything to resume
     rates = _rates(config) if "part" in work else None
     with energy.meter(config) as meter:
-        supervisor = Supervisor(chosen(config, _print), _print)
-        metrics: deque[dict[str, Any]] = deque(maxlen=1)
-        for each in supervisor.run():
-            metrics.append(each)
-            if each["clock_s"] >= cap_s and supervisor.evaluator.reached_s is None:
+        supervisor = Supervisor(chosen(config, say), say)
+        for metrics in supervisor.run():
+            if metrics["clock_s"] >= cap_s and supervisor.evaluator.reached_s is None:
                 supervisor.counters.control[Control.FINISH] = 1
     ended, row = supervisor.result, supervisor.result.row
     if ended.exit_code:
@@ -91,7 +87,7 @@ def run(job: Job) -> dict[str, Any]:
     facts = {
         **played(job, policy),
         **{name: row[name] for name in ("clock_s", "reached_s", "updates")},
-        **{name: metrics[-1][name] for name in ("staleness_p50", "staleness_p99")},
+        **{name: metrics[name] for name in ("staleness_p50", "staleness_p99")},
         **{f"final_{name}": last.get(name) for name in ("return", "return_quantised")},
         "options": _described(supervisor.config, row["samples_per_insert"]),
         "predicted_updates_per_s": rates and rates["predicted_updates_per_s"],
@@ -224,6 +220,8 @@ def watch(config: ActorQConfig, *, warm_up: float, seconds: float, meter: energy
     Returns:
         What came about between the window's ends: steps, updates, waits, ages of weights.
     """
+    from quarl.actorq.supervisor import Supervisor  # here: other cells need no learner
+
     endless: dict[str, Any] = {
         "n_timesteps": ENDLESS,
         "eval_freq": 0,
@@ -231,26 +229,27 @@ def watch(config: ActorQConfig, *, warm_up: float, seconds: float, meter: energy
         "save_freq": ENDLESS,
         "save_minutes": 0.0,
     }
-    config = replace(config, **endless, save_replay_buffer=False)
-    with _running(config) as (supervisor, rows):
-        acting_since: float | None = None
-        window: list[dict[str, Any]] = []
-        for row in rows:
-            # the window opens after all actors act on weights of the learner instead of at random
-            acting = all(actor["version"] for actor in row["actors"])
-            if not acting or row["timesteps"] <= supervisor.counters.learner[Learner.RANDOM_UNTIL]:
-                continue
-            if acting_since is None:
-                acting_since = row["clock_s"]
-            if not window and row["clock_s"] - acting_since >= warm_up:
-                before, joules = _histograms(supervisor.counters), meter.joules()
-                window.append(row)
-            elif window:
-                window.append(row)
-                if row["clock_s"] - window[0]["clock_s"] >= seconds:
-                    after = _histograms(supervisor.counters)
-                    ages = {name: _sparse(after[name] - before[name]) for name in HISTOGRAMS}
-                    return {**_differences(window), **ages, **_cost(joules, meter)}
+    acting_since: float | None = None
+    window: list[dict[str, Any]] = []
+    with temporary_folder() as folder:
+        supervisor = Supervisor(replace(config, **endless, save_replay_buffer=False, output=folder), say)
+        with contextlib.closing(supervisor.run()) as rows:
+            for row in rows:
+                # the window opens after all actors act on weights of the learner instead of at random
+                acting = all(actor["version"] for actor in row["actors"])
+                if not acting or row["timesteps"] <= supervisor.counters.learner[Learner.RANDOM_UNTIL]:
+                    continue
+                if acting_since is None:
+                    acting_since = row["clock_s"]
+                if not window and row["clock_s"] - acting_since >= warm_up:
+                    before, joules = _histograms(supervisor.counters), meter.joules()
+                    window.append(row)
+                elif window:
+                    window.append(row)
+                    if row["clock_s"] - window[0]["clock_s"] >= seconds:
+                        after = _histograms(supervisor.counters)
+                        ages = {name: _sparse(after[name] - before[name]) for name in HISTOGRAMS}
+                        return {**_differences(window), **ages, **_cost(joules, meter)}
     raise _ended(supervisor, "before its window closed")
 
 
@@ -258,17 +257,6 @@ def _cost(before: float | None, meter: energy.Meter) -> dict[str, Any]:
     """Return joules since then, and how they were found."""
     now = meter.joules()
     return {"joules": None if before is None or now is None else now - before, "joules_by": meter.method}
-
-
-@contextlib.contextmanager
-def _running(config: ActorQConfig) -> Iterator[tuple[Supervisor, Iterator[dict[str, Any]]]]:
-    """Yield a supervisor with temporary files, and the rows of metrics of its run."""
-    from quarl.actorq.supervisor import Supervisor  # here: other cells need no learner
-
-    with temporary_folder() as folder:
-        supervisor = Supervisor(replace(config, output=folder), _print)
-        with contextlib.closing(supervisor.run()) as rows:
-            yield supervisor, rows
 
 
 def _ended(supervisor: Supervisor, when: str) -> BaseException:
@@ -308,7 +296,3 @@ def _histograms(counters: Counters) -> dict[str, Array]:
 
 def _sparse(counts: Array) -> dict[str, int]:
     return {str(place): int(counts[place]) for place in np.flatnonzero(counts)}
-
-
-def _print(line: str) -> None:
-    print(line, flush=True)
