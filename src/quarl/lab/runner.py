@@ -83,22 +83,21 @@ def measure(
     Returns:
         The records, the number of cells left, and the signal.
     """
-    with ExitStack() as stack:
-        store = stack.enter_context(Store(folder, create=True))
+    with Store(folder, create=True) as store:
         store.ask(study.name, study.document, __version__, cells)
         if retry_failed:
             states = store.states()
             store.again(cell.key for cell in chosen if states[cell.key] == FAILED)
         store.again(_lost(folder, store, chosen))
         own_pool = partial(make_pool, folder / LOG, study.limits, jobs)
-        runner = Runner(folder, store, cells, own_pool, minutes=minutes)
-        with progress(sum(runner.states[cell.key] == TODO for cell in chosen)) as report:
-            signal = runner.run(chosen, report)
+        runner = Runner(folder, store, cells, chosen, own_pool, minutes=minutes)
+        with progress(len(runner.waiting)) as report:
+            signal = runner.run(report)
         if signal is not None:
             store.again(key for key, state in store.states().items() if state == RUNNING)
         keys = {cell.key for cell in chosen}
         records = [record for record in store.records() if record.key in keys]
-        return Measured(records=records, left=runner.left, signal=signal)
+        return Measured(records=records, left=len(runner.waiting), signal=signal)
 
 
 def _lost(folder: Path, store: Store, cells: Sequence[Cell]) -> list[str]:
@@ -117,6 +116,7 @@ class Runner:
         folder: Path,
         store: Store,
         cells: Sequence[Cell],
+        chosen: Sequence[Cell],
         make_pool: Callable[[Callable[[], None]], LocalPool | ClusterPool],
         *,
         minutes: float,
@@ -127,6 +127,7 @@ class Runner:
             folder: Folder of the study.
             store: Its store, which knows the cells.
             cells: All cells of the study.
+            chosen: Cells to measure, if they are still to do.
             make_pool: Called with the imports of its workers.
             minutes: Time after which no cell starts.
         """
@@ -134,21 +135,19 @@ class Runner:
         self.deadline = time.monotonic() + 60 * minutes
         self.cells = {cell.key: cell for cell in cells}
         self.states = store.states()
-        self.waiting: dict[str, Cell] = {}
-        self.workers: dict[str, str] = {}
+        self.waiting = {cell.key: cell for cell in chosen if self.states[cell.key] == TODO}
+        played = [cell for cell in self.waiting.values() if cell.method in PLAYED]
+        self.workers = {cell.key: _worker_of(cell) for cell in played}
         """Names of the workers of the cells that are played."""
+        env_ids = dict.fromkeys(cell.work["env_id"] for cell in played)
+        self.preload = partial(preload, tuple(env_ids), _wrappers(played))
         self.finished: list[Ended] = []
         self.started: list[str] = []
 
-    def run(self, chosen: Sequence[Cell], progress: Progress) -> int | None:
-        """Measure the chosen cells that are to do; return the number of a signal that ended it early."""
+    def run(self, progress: Progress) -> int | None:
+        """Measure the waiting cells; return the number of a signal that ended it early."""
         self.progress = progress
-        self.waiting = {cell.key: cell for cell in chosen if self.states[cell.key] == TODO}
-        played = {key: cell for key, cell in self.waiting.items() if cell.method in PLAYED}
-        self.workers = {key: _worker_of(cell) for key, cell in played.items()}
-        env_ids = dict.fromkeys(cell.work["env_id"] for cell in played.values())
-        load = partial(preload, tuple(env_ids), _wrappers(played.values()))
-        self.pool = pool = self.make_pool(load)
+        self.pool = pool = self.make_pool(self.preload)
         with ExitStack() as stack:
             stack.callback(self._close)
             interrupts = stack.enter_context(Interrupts(pool.kill))
@@ -161,11 +160,6 @@ class Runner:
                     self._hear(event)
             pool.leave([key for key in self.cells if self.cells[key].method == ACTORQ])
         return interrupts.number
-
-    @property
-    def left(self) -> int:
-        """Number of cells that were not started."""
-        return len(self.waiting)
 
     def _fill(self) -> None:
         """Start cells while there are free places and time; release workers that no cell waits for."""
