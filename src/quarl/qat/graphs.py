@@ -49,12 +49,6 @@ def networks_of(policy: nn.Module) -> dict[str, nn.Module]:
     return networks or {ON_POLICY_NETWORK: policy}
 
 
-def optimizer_of(policy: Any, network: Any) -> torch.optim.Optimizer:
-    """Return the optimizer of a policy's network: its own, or the policy's if that has one for all."""
-    optimizer: torch.optim.Optimizer = (network if hasattr(network, "optimizer") else policy).optimizer
-    return optimizer
-
-
 def graphs_of(model: Any, *, critic: bool) -> dict[str, list[Graph]]:
     """Return the graphs of each network by its name; target networks compute the same as their originals."""
     algo = algorithm(model)

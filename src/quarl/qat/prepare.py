@@ -15,7 +15,7 @@ from quarl.policy.operators import as_float32
 from quarl.policy.trained import ACTING, KEY
 from quarl.qat.balance import Factors, balance, factors_of, shared
 from quarl.qat.fake_layers import layers_of
-from quarl.qat.graphs import Graph, graphs_of, networks_of, optimizer_of
+from quarl.qat.graphs import Graph, graphs_of, networks_of
 from quarl.qat.policies import TARGET, QatPolicy, carrying, tables_of
 from quarl.qat.sites import layer_name, plan_network
 from quarl.qat.start import Moved, remembered, start
@@ -152,14 +152,15 @@ def follow(model: BaseAlgorithm, *, active: bool) -> bool:
     scales: dict[str, Factors] = {}
     for name, table in tables.items():
         original = name.removesuffix(TARGET)
-        if original == name and switches:
-            scales[name] = factors_of(table, networks[name], apart)
-            balance(table, networks[name], scales[name], optimizer_of(model.policy, networks[name]))
-            table.switch_on(model.num_timesteps)
+        if original == name:
+            if switches:
+                scales[name] = factors_of(table, networks[name], apart)
+                owner = networks[name] if hasattr(networks[name], "optimizer") else model.policy
+                balance(table, networks[name], scales[name], owner.optimizer)
+                table.switched_at.fill_(model.num_timesteps)
+            table.follow()
             if observations is not None and name in ACTING:
                 moved[name] = start(model.policy, networks[name], table, observations)
-        elif original == name:
-            table.follow()
         elif switches:  # originals come before their targets
             balance(table, networks[name], scales[original])
             with torch.no_grad():

@@ -101,11 +101,6 @@ class RangeTable(nn.Module):
         self.running_range.copy_(self.seen_range)
         self.refresh()
 
-    def switch_on(self, step: int) -> None:
-        """Activate fake quantization; `step` counts environment steps."""
-        self.switched_at.fill_(step)
-        self.follow()
-
     def refresh(self) -> None:
         """Read the state: the rows with observations, the grids of the ranges in force, and the switch."""
         self.active = bool(self.switched_at >= 0)
