@@ -161,9 +161,9 @@ class _Graph:
         return np.frombuffer(content, dtype).reshape(shape)
 
     def _shape(self, message: memoryview, name: str) -> tuple[int, ...]:
-        sizes = [_last(grouped(_bytes(axis)), 1, 0) for axis in grouped(message).get(2, [])]
-        shape = tuple(signed(size) if isinstance(size, int) else -1 for size in sizes)
-        if len(shape) > 8 or min(shape, default=1) < 0 or math.prod(shape) >= 2**31:
+        shape = tuple(_last(grouped(_bytes(axis)), 1, 0) for axis in grouped(message).get(2, []))
+        # a negative size is written as its two's complement
+        if len(shape) > 8 or not all(type(n) is int and n < 2**63 for n in shape) or math.prod(shape) >= 2**31:
             raise Malformed(f"constant {name[:80]!r} has a shape that no weight can have")
         return shape
 
@@ -260,8 +260,3 @@ def varint(data: memoryview, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value & 0xFFFF_FFFF_FFFF_FFFF, at + index + 1
     raise Malformed("a number has more than 64 bits")
-
-
-def signed(value: int) -> int:
-    """Return the int64 of a varint; negative numbers are written as their two's complement."""
-    return value - 2**64 if value >= 2**63 else value
