@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.metadata
 import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version as installed
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -25,29 +25,15 @@ from quarl.processes.inside import Result
 from quarl.processes.muted import muted
 from quarl.quant.spec import QuantSpec
 
+if TYPE_CHECKING:
+    from quarl.export.c.boards import Compiled
+
 ARENA = 2**24
 """Bytes that TFLite Micro may use here; `arena` measures its real usage."""
 LIMIT_S = 60.0
 """Seconds for a runtime to load an untrusted file, and for each of its rows."""
-
-
-class Runtime(Protocol):
-    """A file that is ready to run."""
-
-    name: str
-    """Name of the runtime, one of RUNTIMES."""
-    arithmetic: str
-    """Arithmetic of the expected results: "f32-rne", "q31-double" or "qdq"."""
-    version: str
-
-    def run(self, observations: Array) -> Array:
-        """Return the file's outputs, float32 [B, n], for raw observations [B, *shape], each row on its own.
-
-        Raises QuarlError if the runtime refuses them.
-        """
-        ...
-
-
+Runtime: TypeAlias = "RowByRow | Compiled"
+"""A file that is ready to run."""
 Row = Callable[[Array], Any]
 """Function from one observation [1, *shape] to the file's output, of any shape."""
 
@@ -72,12 +58,17 @@ class RowByRow:
     """A Runtime based on a function of one row."""
 
     name: str
+    """Name of the runtime, one of RUNTIMES."""
     arithmetic: str
+    """Arithmetic of the expected results: "f32-rne", "q31-double" or "qdq"."""
     version: str
     row: Row
 
     def run(self, observations: Array) -> Array:
-        """Return float32 [B, n] for raw observations [B, *shape]."""
+        """Return the file's outputs, float32 [B, n], for raw observations [B, *shape], each row on its own.
+
+        Raises QuarlError if the runtime refuses them.
+        """
         with _refusals(f"{self.name} does not run the file"):
             return np.stack([np.array(self.row(x[None]), np.float32).reshape(-1) for x in np.asarray(observations)])
 
@@ -231,7 +222,7 @@ def _litert(name: str, file: Path) -> RowByRow:
     from quarl.engines.litert import LiteRT
 
     engine = LiteRT(file.read_bytes(), 1, measured=True)
-    return RowByRow(name, "f32-rne", _version("ai-edge-litert"), engine.run)
+    return RowByRow(name, "f32-rne", installed("ai-edge-litert"), engine.run)
 
 
 def _ort(name: str, file: Path) -> RowByRow:
@@ -266,7 +257,7 @@ def _openvino(name: str, file: Path) -> RowByRow:
     import openvino
 
     compiled = openvino.Core().compile_model(file, "CPU", {"EXECUTION_MODE_HINT": "ACCURACY"})
-    return RowByRow(name, "qdq", _version(name), lambda x: compiled([x])[0])
+    return RowByRow(name, "qdq", installed(name), lambda x: compiled([x])[0])
 
 
 def _tract(name: str, file: Path) -> RowByRow:
@@ -275,7 +266,7 @@ def _tract(name: str, file: Path) -> RowByRow:
     model = tract.onnx().load(file).into_model()
     model.transform(tract.SetSymbols({"batch": 1}))
     state = model.into_runnable().spawn_state()
-    return RowByRow(name, _onnx_arithmetic(file.read_bytes()), _version(name), lambda x: state.run([x])[0].to_numpy())
+    return RowByRow(name, _onnx_arithmetic(file.read_bytes()), installed(name), lambda x: state.run([x])[0].to_numpy())
 
 
 def _tflm(name: str, file: Path) -> RowByRow:
@@ -287,7 +278,7 @@ def _tflm(name: str, file: Path) -> RowByRow:
         interpreter.invoke()
         return interpreter.get_output(0)
 
-    return RowByRow(name, "q31-double", _version("tflite-micro"), row)
+    return RowByRow(name, "q31-double", installed("tflite-micro"), row)
 
 
 def arena(file: Path, spec: QuantSpec | None = None) -> int:
@@ -334,10 +325,6 @@ RUNTIMES: Mapping[str, Kind] = {
 def _onnx_arithmetic(content: bytes) -> str:
     """Return the arithmetic of a file; only files of the target onnx-qdq widen codes to real numbers."""
     return "qdq" if b"DequantizeLinear" in content else "f32-rne"
-
-
-def _version(package: str) -> str:
-    return importlib.metadata.version(package)
 
 
 @contextlib.contextmanager
