@@ -130,7 +130,7 @@ def wrapper_class(dotted: str) -> Any:
 
 def channels_as(env: gymnasium.Env[Any, Any], wanted: tuple[int, ...]) -> gymnasium.Env[Any, Any]:
     """Return the environment with channels first if `wanted` [C, H, W] has them first and the environment has not."""
-    return ChannelsFirst(env) if has_channels_last(env.observation_space.shape or (), wanted) else env
+    return channels_first(env) if has_channels_last(env.observation_space.shape or (), wanted) else env
 
 
 def shown_to(policy: Policy, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
@@ -163,19 +163,13 @@ class Kept(gymnasium.Wrapper[Any, Any, Any, Any]):
         pass
 
 
-class ChannelsFirst(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """A wrapper that turns [H, W, C] images into [C, H, W], as every convolutional policy expects them."""
-
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        super().__init__(env)
-        space = env.observation_space
-        assert isinstance(space, gymnasium.spaces.Box)
-        self.observation_space = gymnasium.spaces.Box(
-            space.low.transpose(2, 0, 1), space.high.transpose(2, 0, 1), dtype=space.dtype.type
-        )
-
-    def observation(self, observation: Array) -> Array:
-        return np.transpose(observation, (2, 0, 1))
+def channels_first(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """Return the environment with [C, H, W] images in place of [H, W, C], as every convolutional policy expects."""
+    space = env.observation_space
+    assert isinstance(space, gymnasium.spaces.Box)
+    turned = partial(np.transpose, axes=(2, 0, 1))
+    shown = gymnasium.spaces.Box(turned(space.low), turned(space.high), dtype=space.dtype.type)
+    return gymnasium.wrappers.TransformObservation(env, turned, shown)
 
 
 class FrameStack(gymnasium.Wrapper[Array, Any, Array, Any]):
@@ -211,7 +205,7 @@ class FrameStack(gymnasium.Wrapper[Array, Any, Array, Any]):
         image = len(space.shape) == 3 and space.dtype == np.uint8 and not space.low.any() and (space.high == 255).all()
         by_shape = image and space.shape.index(min(space.shape)) == 0
         first = by_shape if channels_order is None else channels_order == "first"
-        super().__init__(ChannelsFirst(env) if image and not first else env)
+        super().__init__(channels_first(env) if image and not first else env)
         self._axis = 0 if image or first else -1
         space = self.env.observation_space
         assert isinstance(space, gymnasium.spaces.Box)
