@@ -198,14 +198,6 @@ class Derived:
     """Length in seconds of the window in which seconds per update are measured."""
 
 
-def _cap(value: Any, at: Place) -> Cap:
-    return Cap(**checks.checked(Cap, value, at, "cap"))
-
-
-def _derived(value: Any, at: Place) -> Derived:
-    return Derived(**checks.checked(Derived, value, at, "derived"))
-
-
 def _by_name(value: Any, at: Place) -> Mapping[str, float]:
     return {name: number(each, at / name) for name, each in mapping(value, at).items()}
 
@@ -259,9 +251,13 @@ class MethodEntry:
     also_seeds: tuple[int, ...] | None = key(checks.seeds, default=None)
     """Only these seeds have other than the first values, and each arm ends there at its own time at the first; None:
     all seeds."""
-    cap: Cap | None = dataclasses.field(metadata={"check": _cap}, default=None)
+    cap: Cap | None = dataclasses.field(
+        metadata={"check": lambda value, at: Cap(**checks.checked(Cap, value, at, "cap"))}, default=None
+    )
     """The training time of a run, as below; after a kill the run restarts, and its files are removed."""
-    derived: Derived | None = dataclasses.field(metadata={"check": _derived}, default=None)
+    derived: Derived | None = dataclasses.field(
+        metadata={"check": lambda value, at: Derived(**checks.checked(Derived, value, at, "derived"))}, default=None
+    )
     """Arms that do not train, as below."""
     in_updates: Mapping[str, float] = key(_by_name, default_factory=dict)
     """Options and hyper-parameters that count environment steps, given in updates: a run is the same for each update at
