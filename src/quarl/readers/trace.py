@@ -274,12 +274,7 @@ class _Translation:
             sign: Factor of `right`, a scalar array.
         """
         a, b, shape = self.read(node, left), self.read(node, right), aten.shape(node)
-        if (
-            isinstance(a, Layer)
-            and isinstance(b, Layer)
-            and isinstance(a.op, Dense)
-            and (a.op.name, a.op.inputs) == (b.op.name, b.op.inputs)
-        ):
+        if isinstance(a, Layer) and isinstance(b, Layer) and isinstance(a.op, Dense) and _call(a) == _call(b):
             return replace(a, rows=aligned(a.rows, shape) + sign * aligned(b.rows, shape))
         sizes = [math.prod(aten.shape(argument)) for argument in (left, right)]
         if max(sizes) != math.prod(shape) or min(sizes) not in (1, max(sizes)):
@@ -521,3 +516,8 @@ class _Translation:
             return np.asarray(np.broadcast_to(numbers, (1, *shape))[0])
         except ValueError:
             raise aten.refusal(node, "its constant is of another shape than the value") from None
+
+
+def _call(layer: Layer) -> tuple[Any, ...]:
+    """Return the name and the inputs of the layer."""
+    return layer.op.name, layer.op.inputs
