@@ -132,14 +132,10 @@ def _try(engine: str) -> tuple[float, bool]:
 
     from quarl import engines
     from quarl.calibration import quantize
-    from quarl.policy.graph import ActionHead, Policy
-    from quarl.policy.operators import mlp
+    from quarl.latency.networks import Network, build, observations
     from quarl.quant.spec import QuantSpec
 
-    rng = np.random.default_rng(0)
-    layers = [(f"dense{i}", rng.normal(size=(n, k)) / k, np.zeros(n)) for i, (k, n) in enumerate(((4, 16), (16, 2)))]
-    policy = Policy(observation_shape=(4,), ops=tuple(mlp(layers, "relu")), head=ActionHead("argmax"))
-    quantized = quantize(policy, QuantSpec.parse("int8", scheme="per-channel"))
-    observations = rng.normal(size=(32, 4)).astype(np.float32)
+    policy = build(Network(name="", observation_shape=(4,), hidden=(16,), num_actions=2))
+    quantized, x = quantize(policy, QuantSpec.parse("int8", scheme="per-channel")), observations(policy, num=32)
     tried, exact = (engines.load(quantized, name, batch=32) for name in (engine, "reference"))
-    return float(np.abs(tried.run(observations) - exact.run(observations)).max()), tried.measured
+    return float(np.abs(tried.run(x) - exact.run(x)).max()), tried.measured

@@ -132,11 +132,8 @@ class Gpus(Source):
         try:
             nvml = importlib.import_module("pynvml")  # codecarbon depends on it
             nvml.nvmlInit()
-        except Exception:  # no module, no driver, no rights: nothing to count
-            return None
-        try:
             gpus = cls(nvml)
-        except nvml.NVMLError:
+        except Exception:  # no module, no driver, no rights, no counters: nothing to count
             return None
         return gpus if gpus._handles else None
 

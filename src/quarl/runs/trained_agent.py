@@ -18,10 +18,11 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecNormalize
 
 from quarl.algorithms.learners import learner_class
+from quarl.algorithms.zoo_arguments import mapping
 from quarl.errors import QuarlError
 from quarl.inert.yaml import read_yaml
 from quarl.inert.zip import Opened
-from quarl.literals import Name, mapping, spell
+from quarl.literals import Name, spell
 from quarl.policy.graph import Policy
 from quarl.policy.trained import TRAINED_RANGES
 from quarl.readers import find, sb3, zoo
@@ -104,10 +105,7 @@ class TrainedAgent:
 
     def _architecture(self, given: Any) -> dict[str, Any]:
         """Return the given policy_kwargs with the file's values for those that shape the networks."""
-        try:
-            kwargs = mapping(given, names=True)
-        except ValueError:
-            raise QuarlError(f"policy_kwargs is {str(given)[:60]!r}; write dict(...) of plain values") from None
+        kwargs = mapping(given, "policy_kwargs", self.path, names=True)
         kwargs = {name: value for name, value in kwargs.items() if name not in SHAPING}
         for name in SHAPING:
             if self.kwargs.get(name) is not None:
