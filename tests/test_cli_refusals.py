@@ -69,8 +69,8 @@ REFUSED = {
     "ptq": {
         "int8.quarl": "int8.quarl is already quantized (int8); give the float policy or use quarl eval",
         "policy.quarl -o ptq": "ptq holds results of another.quarl: choose another -o, or remove them",
-        "policy.quarl --bits": "--bits requires at least one precision, as in --bits 4",
-        "policy.quarl --scheme": "--scheme requires a value, as in --scheme default",
+        "policy.quarl --bits": "--bits requires at least one value, got none",
+        "policy.quarl --scheme": "--scheme requires at least one value, got none",
         "policy.quarl --auto --episodes auto": "--episodes auto conflicts with --auto",
         "policy.quarl --energy --energy-country XXX": "codecarbon has no country 'XXX'",
         "policy.quarl --energy-country FRA": "--energy-country requires --energy: add it",
@@ -81,7 +81,7 @@ REFUSED = {
         "infinite.quarl --env CartPole-v1 -o ptq/there": "NaN or infinity",
     },
     "sweep -o out": {
-        "--bits": "--bits and --methods require at least one value each, as in --bits 8 4 --methods ptq qat",
+        "--bits": "--bits requires at least one value, got none",
         "--methods awq": "unknown method 'awq'; use ",
         "--bits 8 4 int8": "--bits 8 and int8 are the same precision: keep one",
         "--minutes -1": "--minutes must not be negative, got -1",
@@ -98,12 +98,12 @@ REFUSED = {
         "report out": "no study in out",
     },
     "bench": {
-        "latency policy.quarl --runtime": "--bits and --runtime require at least one value each",
+        "latency policy.quarl --runtime": "--runtime requires at least one value, got none",
     },
-    "budget": {"policy.quarl --bits": "--bits and --target require at least one value each"},
+    "budget": {"policy.quarl --bits": "--bits requires at least one value, got none"},
     "verify": {
         "": "PATH is missing: add it before the options, as in quarl verify quarl-export",
-        "a b": "PATH is one folder or file, got 2 words: a b",
+        "a b": "verify got an unexpected argument 'b'",
         "policy.quarl --episodes -1": "--episodes must not be negative, got -1",
         "nowhere": "no file nowhere; check the path",
     },

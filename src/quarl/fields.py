@@ -22,11 +22,11 @@ WHAT, TRAINING, ENVIRONMENT, QUANTISATION, OUTPUT, ADVANCED, ENERGY = ORDER
 
 
 class Bound(NamedTuple):
-    """The range of an option's number, for its Annotated type; `Spec.check` holds it."""
+    """The range of an option's number, or of its number of values, for its Annotated type; `Spec.check` holds it."""
 
     words: str
     """The range as the predicate of an error message, such as "must be at least 1"."""
-    holds: Callable[[float], bool]
+    holds: Callable[[Any], bool]
     advice: str = ""
     """End of the message."""
 
@@ -35,6 +35,7 @@ AT_LEAST_ONE = Bound("must be at least 1", lambda number: number >= 1)
 NOT_NEGATIVE = Bound("must not be negative", lambda number: number >= 0)
 ZERO_IS_OFF = NOT_NEGATIVE._replace(advice="; 0 switches it off")
 ABOVE_ZERO = Bound("must be above 0", lambda number: 0 < number < math.inf)
+SOME = Bound("requires at least one value", bool)
 PERCENTAGE = Bound("is a percentage between 0 and 100", lambda number: 0 < number < 100)
 
 

@@ -24,6 +24,7 @@ from quarl.fields import (
     ENERGY,
     PERCENTAGE,
     QUANTISATION,
+    SOME,
     TRAINING,
     Bound,
     shown,
@@ -56,8 +57,9 @@ class Spec:
         """Refuse values out of range, before anything is read or run."""
         for name, bound in _bounds(type(self)):
             value = getattr(self, name)
-            if isinstance(value, int | float) and not bound.holds(value):
-                raise QuarlError(f"--{name.replace('_', '-')} {bound.words}, got {value:.15g}{bound.advice}")
+            if isinstance(value, int | float | tuple) and not bound.holds(value):
+                got = "none" if value == () else f"{value:.15g}"
+                raise QuarlError(f"--{name.replace('_', '-')} {bound.words}, got {got}{bound.advice}")
 
     def refuse(self, names: Sequence[str], why: str, fix: str = "drop it") -> None:
         """Refuse options that would have no effect.
@@ -97,9 +99,8 @@ class EnergySpec(Spec):
 
     def check(self) -> None:
         super().check()
-        for name in METERED[1:]:
-            if getattr(self, name) is not None and not self.energy:
-                raise QuarlError(f"--{name.replace('_', '-')} requires --energy: add it")
+        if not self.energy:
+            self.refuse(METERED, "requires --energy", "add it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +109,7 @@ class ComparisonSpec(Spec):
 
     seed: Annotated[int, SEED] = 0
     """Seed of the episodes; episode k starts from the same state at every precision."""
-    bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION] = ("4",)
+    bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION, SOME] = ("4",)
     """Precisions with 2 to 8-bit weights: an integer, wNaM, or intNeK for K bits in the first and last layers."""
     edge_bits: Edges = EDGES
     """Minimum bits of the first and last layers; same gives all layers one width."""
@@ -131,8 +132,6 @@ class ComparisonSpec(Spec):
         super().check()
         if not self.auto and self.episodes != "auto":
             self.refuse(("max_episodes",), "requires --episodes auto", "add that, or drop it")
-        if not self.bits:
-            raise QuarlError("--bits requires at least one precision, as in --bits 4")
         self.specs()
         if not self.auto:
             self.refuse(("max_loss", "minimize"), "requires --auto", "add that, or drop it")
@@ -173,7 +172,7 @@ class PtqSpec(ComparisonSpec):
     """Precisions: fp32, fp16, bf16, an integer 2..32, wNaM for N-bit weights with M-bit activations, or intNeK for K
     bits in the first and last layers.
     """
-    scheme: Annotated[tuple[str, ...], shown("NAME ...", meaning=SCHEME_HELP), QUANTISATION] = ("default",)
+    scheme: Annotated[tuple[str, ...], shown("NAME ...", meaning=SCHEME_HELP), QUANTISATION, SOME] = ("default",)
     engine: Annotated[EngineName, QUANTISATION] = "litert"
     """Inference engine that runs the policy."""
     workers: Annotated[int, ADVANCED, AT_LEAST_ONE] = 1
@@ -183,8 +182,6 @@ class PtqSpec(ComparisonSpec):
 
     def check(self) -> None:
         super().check()
-        if not self.scheme:
-            raise QuarlError("--scheme requires a value, as in --scheme default")
         if self.auto and len(self.scheme) > 1:
             raise QuarlError(f"--auto requires a single --scheme, got {' '.join(self.scheme)}: keep one")
 

@@ -394,14 +394,6 @@ def test_torch_arm_without_kernels_is_not_measured(tmp_path):
     assert "torch engine has no integer kernels" in torch.na
 
 
-@pytest.mark.parametrize("words", ["actorq --what throughput", "mixed-precision"])
-def test_former_verbs_name_their_studies(words, capsys):
-    assert main(["bench", *words.split()]) == 2
-    message = capsys.readouterr().err.strip()
-    assert f"quarl bench {words.split()[0]} is a study now: quarl study run studies/" in message
-    assert (STUDIES / message.partition("studies/")[2].partition(",")[0]).is_file()
-
-
 # windows
 
 

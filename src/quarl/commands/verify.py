@@ -15,7 +15,7 @@ from quarl.readers import find
 
 def run(config: VerifyConfig) -> None:
     """Print a row for each check; raise QuarlError if one fails."""
-    path = Path(config.model[0])
+    path = Path(config.model)
     rows: list[VerifyRow] = []
     said: list[str] = []
     about: Any = {"episodes": config.episodes, "env_id": config.env, "margin_pct": config.margin, "seed": config.seed}

@@ -10,7 +10,7 @@ from tyro.conf import Positional
 from quarl.config.base import MeteredConfig, layer_widths
 from quarl.config.trained_policy import check_paths
 from quarl.errors import QuarlError
-from quarl.fields import QUANTISATION, shown
+from quarl.fields import QUANTISATION, SOME, shown
 from quarl.quant.spec import Mode, QuantSpec
 from quarl.specs import SEED
 
@@ -30,11 +30,11 @@ class LatencyConfig(MeteredConfig):
     """Benchmark to run; ActorQ and mixed precision are measured by `quarl study run`."""
     model: Positional[Annotated[tuple[str, ...], shown("[MODEL|FILE ...]")]] = ()
     """Policies as for other verbs, and .tflite and .onnx files of quarl export; omit them to use --widths."""
-    bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION] = ("fp32", "int8", "int4e8")
+    bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION, SOME] = ("fp32", "int8", "int4e8")
     """Precisions of a MODEL that is not quantized: fp32, fp16, intN, or intNeK for K bits in first and last layers."""
     mode: Annotated[Mode, QUANTISATION] = "dynamic"
     """Activations: quantized per row at run time, or on grids calibrated beforehand."""
-    runtime: Annotated[tuple[Literal["litert", "ort", "openvino", "tract", "tflm"], ...], shown("NAME ...")] = (
+    runtime: Annotated[tuple[Literal["litert", "ort", "openvino", "tract", "tflm"], ...], shown("NAME ..."), SOME] = (
         "litert",
         "ort",
     )
@@ -52,8 +52,6 @@ class LatencyConfig(MeteredConfig):
             self.refuse(("bits", "mode", "runtime"), "requires a MODEL", "add one, or drop it")
         elif self.widths:
             raise QuarlError("--widths and MODEL are mutually exclusive: keep one")
-        if not self.bits or not self.runtime:
-            raise QuarlError("--bits and --runtime require at least one value each")
 
     def look(self) -> None:
         check_paths(self.model)

@@ -13,7 +13,7 @@ from tyro.conf import Positional
 from quarl.config.base import Config
 from quarl.config.trained_policy import NamedModel
 from quarl.errors import QuarlError
-from quarl.fields import ABOVE_ZERO, OUTPUT, QUANTISATION, shown
+from quarl.fields import ABOVE_ZERO, OUTPUT, QUANTISATION, SOME, shown
 from quarl.quant.spec import QuantSpec
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20}
@@ -26,9 +26,9 @@ class BudgetConfig(NamedModel):
     verb: ClassVar[str] = "budget"
     examples = ("quarl budget logs/dqn/CartPole-v1_1 --flash 256K --ram 64K --hz 1000 --mhz 168",)
 
-    bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION] = ("int8", "int4e8", "int4")
+    bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION, SOME] = ("int8", "int4e8", "int4")
     """Precisions of a policy that is not quantized: intN, or intNeK for K bits in the first and last layers."""
-    target: Annotated[tuple[Literal["c", "tflite"], ...], shown("c|tflite ...")] = ("c", "tflite")
+    target: Annotated[tuple[Literal["c", "tflite"], ...], shown("c|tflite ..."), SOME] = ("c", "tflite")
     """Target: integer-only C, or a file for TFLite Micro."""
     flash: Annotated[str | None, shown("SIZE", default="no bound")] = None
     """Bytes for code and weights, such as 256K (of 1,024 bytes) or 1M."""
@@ -43,8 +43,6 @@ class BudgetConfig(NamedModel):
         super().check()
         if (self.hz is None) != (self.mhz is None):
             raise QuarlError("--hz and --mhz require each other: actions, and million instructions, per second")
-        if not self.bits or not self.target:
-            raise QuarlError("--bits and --target require at least one value each")
         self.specs()
         self.bounds()
 

@@ -45,10 +45,6 @@ class EnvironmentConfig(Config):
             "max_episode_steps": self.max_episode_steps,
         }
 
-    def environment_options(self) -> dict[str, Any]:
-        """Return the options as another verb's configuration takes them."""
-        return {name: getattr(self, name) for name in OPTIONS}
-
 
 def plain(text: str) -> Any:
     """Return the literal value of the text, or the text itself if it is a word or a path, as in ant.xml or 8x8."""

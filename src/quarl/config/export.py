@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -10,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from tyro.conf import Positional
 
 from quarl.config.base import Config, EnvId, Output
-from quarl.config.trained_policy import ModelConfig
+from quarl.config.trained_policy import ModelConfig, check_paths
 from quarl.errors import QuarlError
 from quarl.fields import AT_LEAST_ONE, NOT_NEGATIVE, PERCENTAGE, QUANTISATION, shown
 from quarl.quant.spec import Mode, QuantSpec
@@ -66,7 +65,7 @@ class VerifyConfig(Config):
     verb: ClassVar[str] = "verify"
     examples = ("quarl verify quarl-export --runtime litert tflm",)
 
-    model: Positional[Annotated[tuple[str, ...], shown("PATH")]] = ()
+    model: Positional[Annotated[str, shown("PATH")]] = ""
     """Folder that quarl export wrote, or its file alone, for which fewer checks are possible."""
     runtime: Annotated[tuple[Runtimes, ...], shown("NAME ...", default="all installed")] = ()
     """Runtimes to run the file in: litert, ort, openvino, tract, tflm, c, c-aarch64, c-m4 or c-m0."""
@@ -87,9 +86,6 @@ class VerifyConfig(Config):
         super().check()
         if not self.model:
             raise QuarlError("PATH is missing: add it before the options, as in quarl verify quarl-export")
-        if len(self.model) > 1:
-            raise QuarlError(f"PATH is one folder or file, got {len(self.model)} words: {' '.join(self.model)}")
 
     def look(self) -> None:
-        if not os.path.exists(self.model[0]):
-            raise QuarlError(f"no file {self.model[0]}; check the path")
+        check_paths((self.model,))

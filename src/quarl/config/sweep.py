@@ -11,7 +11,7 @@ from quarl.config.base import MeteredConfig, Normalize, Output, Steps, check_fol
 from quarl.config.environment import OPTIONS, EnvironmentConfig
 from quarl.config.train import QAT_OPTIONS, TrainConfig
 from quarl.errors import QuarlError
-from quarl.fields import AT_LEAST_ONE, ENVIRONMENT, NOT_NEGATIVE, PERCENTAGE, QUANTISATION, TRAINING, shown
+from quarl.fields import AT_LEAST_ONE, ENVIRONMENT, NOT_NEGATIVE, PERCENTAGE, QUANTISATION, SOME, TRAINING, shown
 from quarl.quant.spec import EDGES, QatSpec, QuantSpec
 from quarl.specs import SEED, Edges, Flag
 
@@ -35,11 +35,11 @@ class SweepConfig(EnvironmentConfig, MeteredConfig):
     """Learner: ppo, a2c, dqn, ddpg, td3, sac or d4pg."""
     env: Annotated[str, shown("ID"), ENVIRONMENT] = "CartPole-v1"
     """Gymnasium id of the environment; my_module:MyEnv-v0 first imports my_module, which registers it."""
-    bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION] = ("8", "7", "6", "5", "4", "3", "2")
+    bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION, SOME] = ("8", "7", "6", "5", "4", "3", "2")
     """Precisions: N for N-bit weights with 8-bit activations, or wNaM."""
     edge_bits: Edges = EDGES
     """Minimum bits of the first and last layers; same gives all layers one width."""
-    methods: Annotated[tuple[str, ...], shown("NAME ...")] = ("ptq", "qat")
+    methods: Annotated[tuple[str, ...], shown("NAME ..."), SOME] = ("ptq", "qat")
     """Methods: ptq quantizes the float32 agents; distill also trains the results to imitate them, minutes for each; qat
     trains for the precision.
     """
@@ -76,8 +76,6 @@ class SweepConfig(EnvironmentConfig, MeteredConfig):
 
     def check(self) -> None:
         super().check()
-        if not self.bits or not self.methods:
-            raise QuarlError("--bits and --methods require at least one value each, as in --bits 8 4 --methods ptq qat")
         if unknown := [name for name in self.methods if name not in METHODS]:
             raise QuarlError(f"unknown method {unknown[0]!r}; use {', '.join(METHODS)}")
         if "qat" not in self.methods:

@@ -48,11 +48,6 @@ COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
 """Options of RL Zoo's scripts and former ones, with their replacements: the first name that the verb has, or text
 without a name.
 """
-MOVED: Mapping[tuple[str, ...], str] = {
-    ("bench", "actorq"): "actorq-throughput.yml, or actorq-time-to-reward.yml",
-    ("bench", "mixed-precision"): "mixed-precision-updates.yml",
-}
-"""Former verbs, and the studies that replace them."""
 NUMBERS = ConstructorRegistry()
 """Registry of conversions from words to numbers."""
 
@@ -67,8 +62,6 @@ def parse(words: Sequence[str]) -> Config:
         raise QuarlError(
             f"unknown verb {words[0]!r}{did_you_mean(words[0], (*known, *BESIDES))} (known: {', '.join(known)})"
         )
-    if study := MOVED.get((*words[:2],)):
-        raise QuarlError(f"quarl {' '.join(words[:2])} is a study now: quarl study run studies/{study}")
     if {"-h", "--help"} & set(words):
         print(help_of(words))
         raise SystemExit(0)

@@ -156,8 +156,6 @@ def ptq(
     if is_quantized(policy):
         raise QuarlError(f"this policy is {policy.spec.precision} already; measure the fp32 one")
     words = [precisions] if isinstance(precisions, str | int) else precisions
-    if not words:
-        raise QuarlError("precisions is empty: give one or more, as in [8, 4]")
     spec = PtqSpec(
         bits=tuple(map(str, words)),
         edge_bits=str(edge_bits),

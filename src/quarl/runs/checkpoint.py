@@ -30,6 +30,8 @@ from quarl.errors import NothingSavedError, QuarlError, in_one_line
 from quarl.runs import checkpoint_model
 
 NAME = re.compile(r"checkpoint-([0-9]{10,18})\.safetensors")
+KEPT = 2
+"""Number of checkpoints that remain in a folder."""
 REPLAY, RANDOM = "replay/", "random/"
 
 
@@ -63,12 +65,10 @@ class Checkpoint:
         return int(self.facts["counters"]["num_timesteps"])
 
 
-def save(
-    folder: Path, model: BaseAlgorithm, state: Mapping[str, Any], *, replay: Replay | None = None, keep: int = 2
-) -> Path:
+def save(folder: Path, model: BaseAlgorithm, state: Mapping[str, Any], *, replay: Replay | None = None) -> Path:
     """Write a checkpoint with model, random generators, the caller's JSON values and, if given, the replay's contents.
 
-    Afterwards checkpoints beyond the `keep` newest are removed. So are those with more updates than this one, because
+    Afterwards checkpoints beyond the KEPT newest are removed. So are those with more updates than this one, because
     the run went back to a state before them. If it fails, the folder's checkpoints do not change.
 
     Args:
@@ -76,7 +76,6 @@ def save(
         model: Learner to save.
         state: JSON values to save with it.
         replay: Buffer whose contents are saved; None saves no replay.
-        keep: Number of checkpoints that remain, at least 1.
 
     Returns:
         The path of the new checkpoint.
@@ -85,7 +84,6 @@ def save(
         CheckpointError: The file cannot be written.
         QuarlError: A weight is NaN or infinite.
     """
-    assert keep >= 1
     facts, arrays = checkpoint_model.take(model)
     facts["random"], generators = take_random(model)
     contents = {f"{REPLAY}{name}": array for name, array in replay.state().items()} if replay is not None else {}
@@ -94,7 +92,7 @@ def save(
     everything = {"updates": updates, "replay": replay is not None, "model": facts, "state": state}
     checkpoint_file.write(path, everything, {**arrays, **generators, **contents})
     for number, (count, old) in enumerate(_checkpoints(folder, up_to=updates)):
-        if number >= keep or count > updates:
+        if number >= KEPT or count > updates:
             with contextlib.suppress(OSError):  # the new checkpoint is on disk; the next save tries again
                 old.unlink()
     return path

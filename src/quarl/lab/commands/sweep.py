@@ -12,6 +12,7 @@ from quarl import energy
 from quarl.algorithms import tuned
 from quarl.commands import terminal
 from quarl.config import SweepConfig
+from quarl.config.environment import OPTIONS
 from quarl.config.train import QAT_OPTIONS
 from quarl.envs.environment import Environment
 from quarl.envs.options import EnvironmentOptions
@@ -90,7 +91,7 @@ def study_document(config: SweepConfig) -> dict[str, Any]:
     """Return the study file of a sweep whose options `check` has completed."""
     agent = config.trained_agent
     training = config.training(config.seed, None, config.n_timesteps, config.output)
-    environment = {**config.environment_options(), "env_kwargs": config.environment()["env_kwargs"]}
+    environment = {name: getattr(config, name) for name in OPTIONS} | {"env_kwargs": config.environment()["env_kwargs"]}
     entry = _given(
         {
             "algo": config.algo,
