@@ -77,32 +77,6 @@ class _Operator(NamedTuple):
     """(field, value) pairs of its table in OPTIONS."""
 
 
-class _Plan(NamedTuple):
-    """Everything in a head except scales and offsets."""
-
-    tensors: tuple[_Tensor, ...]
-    operators: tuple[_Operator, ...]
-    sizes: tuple[int, ...]
-    """Bytes of each constant."""
-    source: int
-    output: int
-    names: tuple[str, ...]
-    """Names of the tensors; empty if they have none."""
-    about: str
-    inside: bool
-    """Constants belong to the flatbuffer."""
-    metadata: tuple[tuple[str, str], ...]
-
-
-class _Head(NamedTuple):
-    content: bytes
-    """Bytes of the head, with 1 for every scale and placeholders for offsets."""
-    offsets: tuple[int, ...]
-    """Position of each constant's offset; offsets of vectors inside are counted from there."""
-    scales: dict[int, int]
-    """Start of the scales of each quantized tensor."""
-
-
 class Model:
     """Tensors and operators; an operator is named by the index of its output tensor.
 
@@ -222,13 +196,13 @@ class Model:
         inside = names is not None and self._fits_inside()
         network = tuple(self._tensors), tuple(self._operators), sizes, source, output
         named = () if names is None else self._names(dict(zip((source, output), names, strict=True)))
-        layout = _head(_Plan(*network, named, about, inside, tuple((metadata or {}).items())))
-        head = bytearray(layout.content)
+        content, offsets, places = _head(*network, named, about, inside, tuple((metadata or {}).items()))
+        head = bytearray(content)
         for tensor, scale in self._scales.items():
-            head[layout.scales[tensor] : layout.scales[tensor] + scale.nbytes] = scale.tobytes()
+            head[places[tensor] : places[tensor] + scale.nbytes] = scale.tobytes()
         pieces: list[Any] = [head]
         written = len(head)
-        for array, place in zip(self._constants, layout.offsets, strict=True):
+        for array, place in zip(self._constants, offsets, strict=True):
             length = struct.pack("<I", array.nbytes) if inside else b""  # a vector begins with its length
             start = -(-(written + len(length)) // ALIGNMENT) * ALIGNMENT
             struct.pack_into("<I" if inside else "<Q", head, place, start - len(length) - place if inside else start)
@@ -263,14 +237,40 @@ class Model:
 
 
 @functools.lru_cache(HEADS)
-def _head(plan: _Plan) -> _Head:
-    """Return the flatbuffer of a plan, and the positions of the numbers that the plan leaves open."""
-    codes = list(dict.fromkeys(operator.code for operator in plan.operators))
+def _head(
+    tensors: tuple[_Tensor, ...],
+    operators: tuple[_Operator, ...],
+    sizes: tuple[int, ...],
+    source: int,
+    output: int,
+    names: tuple[str, ...],
+    about: str,
+    inside: bool,
+    metadata: tuple[tuple[str, str], ...],
+) -> tuple[bytes, tuple[int, ...], dict[int, int]]:
+    """Return the flatbuffer of a network without its constants and scales.
+
+    Args:
+        tensors: Its tensors.
+        operators: Its operators.
+        sizes: Bytes of each constant.
+        source: Input tensor.
+        output: Output tensor.
+        names: Names of the tensors; empty if they have none.
+        about: Description of the file.
+        inside: Constants belong to the flatbuffer.
+        metadata: Texts by name.
+
+    Returns:
+        The bytes, with 1 for every scale and placeholders for offsets; the position of each constant's offset, from
+        which offsets of vectors inside are counted; and the start of the scales of each quantized tensor.
+    """
+    codes = list(dict.fromkeys(operator.code for operator in operators))
     graph = schema.SubGraphT(
-        tensors=list(map(_tensor, plan.tensors, plan.names or [None] * len(plan.tensors))),
-        inputs=np.array([plan.source], np.int32),
-        outputs=np.array([plan.output], np.int32),
-        operators=[_operator(plan, operator, codes.index(operator.code)) for operator in plan.operators],
+        tensors=list(map(_tensor, tensors, names or [None] * len(tensors))),
+        inputs=np.array([source], np.int32),
+        outputs=np.array([output], np.int32),
+        operators=[_operator(operator, codes.index(operator.code), named=bool(names)) for operator in operators],
     )
     wanted = [
         # Readers older than the wide code field look at the deprecated one, which is a byte.
@@ -279,27 +279,26 @@ def _head(plan: _Plan) -> _Head:
     ]
     nothing = np.zeros(0, np.uint8)
     buffers = [schema.BufferT()] + [
-        schema.BufferT(data=nothing) if plan.inside else schema.BufferT(offset=ALIGNMENT, size=size)
-        for size in plan.sizes
+        schema.BufferT(data=nothing) if inside else schema.BufferT(offset=ALIGNMENT, size=size) for size in sizes
     ]
     # Buffer 0 is empty by convention, constants follow, and texts come last.
-    entries = [schema.MetadataT(name, len(buffers) + number) for number, (name, _) in enumerate(plan.metadata)]
-    buffers += [schema.BufferT(data=np.frombuffer(text.encode(), np.uint8)) for _, text in plan.metadata]
-    about = {"description": plan.about or None, "metadata": entries or None}
-    model = schema.ModelT(version=3, operatorCodes=wanted, subgraphs=[graph], buffers=buffers, **about)
+    entries = [schema.MetadataT(name, len(buffers) + number) for number, (name, _) in enumerate(metadata)]
+    buffers += [schema.BufferT(data=np.frombuffer(text.encode(), np.uint8)) for _, text in metadata]
+    texts: dict[str, Any] = {"description": about or None, "metadata": entries or None}
+    model = schema.ModelT(version=3, operatorCodes=wanted, subgraphs=[graph], buffers=buffers, **texts)
     builder = flatbuffers.Builder(4096)
     builder.Finish(model.Pack(builder), b"TFL3")
     content = bytes(builder.Output())
     # Find the bytes to patch: the offset of each constant, and the scales of each tensor.
     root = schema.Model.GetRootAs(content)
-    tables = [root.Buffers(index + 1)._tab for index in range(len(plan.sizes))]
-    offsets = tuple(table.Pos + table.Offset(DATA_SLOT if plan.inside else OFFSET_SLOT) for table in tables)
+    tables = [root.Buffers(index + 1)._tab for index in range(len(sizes))]
+    offsets = tuple(table.Pos + table.Offset(DATA_SLOT if inside else OFFSET_SLOT) for table in tables)
     scales = {}
-    for index, tensor in enumerate(plan.tensors):
+    for index, tensor in enumerate(tensors):
         if tensor.num_scales:
             table = root.Subgraphs(0).Tensors(index).Quantization()._tab
             scales[index] = table.Vector(table.Offset(SCALE_SLOT))
-    return _Head(content, offsets, scales)
+    return content, offsets, scales
 
 
 def _tensor(tensor: _Tensor, name: str | None) -> Any:
@@ -313,13 +312,13 @@ def _tensor(tensor: _Tensor, name: str | None) -> Any:
     )
 
 
-def _operator(plan: _Plan, operator: _Operator, index: int) -> Any:
+def _operator(operator: _Operator, index: int, *, named: bool) -> Any:
     written = schema.OperatorT(
         opcodeIndex=index,
         inputs=np.array(operator.inputs, np.int32),
         outputs=np.array([operator.output], np.int32),
     )
-    if operator.code in OPTIONS and (operator.options or plan.names):
+    if operator.code in OPTIONS and (operator.options or named):
         table = OPTIONS[operator.code]
         written.builtinOptions = table(**dict(operator.options))
         # The union's members have the names of their classes, which end in T.
