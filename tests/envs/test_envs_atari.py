@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.envs.registration import registry
+from gymnasium.wrappers import RecordEpisodeStatistics
 from numpy.typing import NDArray
 from stable_baselines3.common.atari_wrappers import AtariWrapper
 from stable_baselines3.common.env_util import make_atari_env
@@ -19,7 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecFrameStack, VecTranspose
 
 import require
 from quarl.envs import Environment, home_of, make
-from quarl.envs.atari import Points, WholeGame
+from quarl.envs.atari import WholeGame
 from quarl.envs.reseed import needs_fresh
 from quarl.envs.suites import ATARI
 from quarl.errors import QuarlError
@@ -167,7 +168,7 @@ def test_a_game_left_in_its_middle_begins_anew_from_its_seed():
 
 
 def test_a_bare_game_counts_as_one_too():
-    env = WholeGame(make("PongNoFrameskip-v4", inside=(Points,)))
+    env = WholeGame(make("PongNoFrameskip-v4", inside=(RecordEpisodeStatistics,)))
     env.reset(seed=0)
     assert env.step(0)[1] == 0.0
     with pytest.raises(AssertionError):

@@ -13,6 +13,7 @@ from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.wrappers import RecordEpisodeStatistics
 
 from quarl.envs.wrappers import Wrappers
 from quarl.errors import extras
@@ -45,35 +46,12 @@ def emulator_arguments(spec: EnvSpec, wrappers: Wrappers, given: Mapping[str, An
     return arguments
 
 
-class Points(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """A wrapper next to the emulator that counts the points of a game, independent of reward wrappers around it."""
-
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        super().__init__(env)
-        self.points = 0.0
-        """Points of the current game, or of the last one."""
-        self.games = 0
-        """Number of games that have ended."""
-        self.last = 0.0
-        """Points of the last finished game."""
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self.points = 0.0
-        return self.env.reset(seed=seed, options=options)
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        observation, reward, terminated, truncated, info = self.env.step(action)
-        self.points += float(reward)
-        if terminated or truncated:
-            self.games, self.last = self.games + 1, self.points
-        return observation, reward, terminated, truncated, info
-
-
 class WholeGame(gymnasium.Wrapper[Any, Any, Any, Any]):
     """A wrapper outside all others: an episode is a game with all its lives, and its rewards are the game's points.
 
     If a wrapper ends an episode after a life, the next life begins as in training (a no-op, FIRE, an empty stack of
-    frames), and the game continues. The zoo counts the same way: its scores come from a monitor next to the emulator.
+    frames), and the game continues. The zoo counts the same way: its scores come from a monitor next to the emulator,
+    here RecordEpisodeStatistics, independent of reward wrappers around it.
     An agent that never had to press FIRE itself would otherwise wait for its second life for half an hour.
     """
 
@@ -83,8 +61,8 @@ class WholeGame(gymnasium.Wrapper[Any, Any, Any, Any]):
             from stable_baselines3.common.env_util import unwrap_wrapper
 
         super().__init__(env)
-        counter = unwrap_wrapper(env, Points)
-        assert isinstance(counter, Points)
+        counter = unwrap_wrapper(env, RecordEpisodeStatistics)
+        assert isinstance(counter, RecordEpisodeStatistics)
         self._counter = counter
         self._lives: Any = unwrap_wrapper(env, EpisodicLifeEnv)
         self._paid = 0.0
@@ -97,12 +75,12 @@ class WholeGame(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         observation, _, terminated, truncated, info = self.env.step(action)
-        points = self._counter.points
+        points = self._counter.episode_returns
         if terminated and not truncated and self._lives is not None and not self._lives.was_real_done:
-            games = self._counter.games
+            games = self._counter.episode_count
             following, info = self.env.reset()
-            terminated = self._counter.games > games  # the steps that begin a life can end the game
-            points = self._counter.last if terminated else self._counter.points
+            terminated = self._counter.episode_count > games  # the steps that begin a life can end the game
+            points = self._counter.return_queue[-1] if terminated else self._counter.episode_returns
             observation = observation if terminated else following
         reward, self._paid = points - self._paid, points
         return observation, reward, terminated, truncated, info

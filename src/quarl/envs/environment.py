@@ -17,9 +17,9 @@ from typing import Any, TypedDict, TypeVar
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.wrappers import TimeLimit
+from gymnasium.wrappers import RecordEpisodeStatistics, TimeLimit
 
-from quarl.envs.atari import Points, WholeGame, emulator_arguments
+from quarl.envs.atari import WholeGame, emulator_arguments
 from quarl.envs.bound import LIMIT, LONGEST, REPEATS, Bounded, check_numbers, checked_limit, longest
 from quarl.envs.checked import held, name_of
 from quarl.envs.masks import is_masked
@@ -186,7 +186,7 @@ class Environment:
         bounded = (partial(Bounded, bound=bound),) if self.wrappers else ()
         refusals = []
         for shown in ((), *older(self.env_id)):
-            inside: tuple[Inside, ...] = (*shown, *bounded, *((Points,) if is_game else ()))
+            inside: tuple[Inside, ...] = (*shown, *bounded, *((RecordEpisodeStatistics,) if is_game else ()))
             env = self.make(render_mode=render_mode, inside=inside)
             env = shown_to(policy, WholeGame(env) if is_game else env)
             try:
