@@ -64,17 +64,13 @@ class Layer(nn.Module):
         return replace(self.op, weight=learned, bias=(self.bias * self.first_step).numpy().copy())
 
 
-class Norm(nn.Module):
+class Norm(nn.LayerNorm):
     """A LayerNorm with trainable gain and offset."""
 
     def __init__(self, op: LayerNorm) -> None:
-        super().__init__()
+        super().__init__(op.weight.shape, op.epsilon)
         self.op = op
         self.weight, self.bias = nn.Parameter(torch.tensor(op.weight)), nn.Parameter(torch.tensor(op.bias))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the output of the LayerNorm."""
-        return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.op.epsilon)
 
     @torch.no_grad()
     def operator(self) -> LayerNorm:
