@@ -86,7 +86,7 @@ def _row(record: Record, *, is_choice: bool) -> RewardRow:
     same: dict[str, Any] = {name: facts[name] for name in ("target", "cpu", "joules", "joules_by")}
     same |= {name: facts["options"][name] for name in ("engine", "samples_per_insert", "envs_per_actor")}
     return RewardRow(
-        task=task_of(record),
+        task=record.env_id if record.source == ACTORQ else record.source,
         algo=record.algo,
         precision=record.precision,
         seed=record.seed,
@@ -102,11 +102,6 @@ def _row(record: Record, *, is_choice: bool) -> RewardRow:
         updates_per_s=updates / seconds if updates else None,
         predicted_updates_per_s=facts.get("predicted_updates_per_s"),
     )
-
-
-def task_of(record: Record) -> str:
-    """Return the name of the policy in its study, or else its environment."""
-    return record.env_id if record.source == ACTORQ else record.source
 
 
 def sentences(rows: Iterable[Fields]) -> Iterator[str]:

@@ -209,8 +209,11 @@ def _speedup(paces: Mapping[Arm, Array], arm: Arm, base: Arm) -> Interval | None
 
 
 def _percentiles(cells: Sequence[Cell], name: str, unit: float = 1.0) -> dict[str, Any]:
-    """Return the fields of the counts' percentiles, NaN without counts."""
-    counts = _dense(*(cell[name] for cell in cells))
+    """Return the fields of the percentiles of all cells' counts, NaN without counts."""
+    counts = np.zeros(CLASSES, np.int64)
+    for cell in cells:
+        for place, count in cell[name].items():
+            counts[int(place)] += count
     return {f"{name}_p50": unit * percentile(counts, 0.5), f"{name}_p99": unit * percentile(counts, 0.99)}
 
 
@@ -231,12 +234,3 @@ def _breakdown(agent: AgentName, arm: Arm, cells: Sequence[Cell]) -> BreakdownRo
 def _summed(cells: Sequence[Cell]) -> dict[str, Any]:
     """Return the sums over the actors of all windows."""
     return {name: sum(cell["actors"][name] for cell in cells) for name in cells[0]["actors"]}
-
-
-def _dense(*sparse: Mapping[str, int]) -> Array:
-    """Return the counts of several cells together, int64 [CLASSES]."""
-    counts = np.zeros(CLASSES, np.int64)
-    for cell in sparse:
-        for place, count in cell.items():
-            counts[int(place)] += count
-    return counts
