@@ -93,27 +93,6 @@ def test_observations_rewards_and_ends_are_those_of_shimmy_bit_for_bit(env_id: s
         assert trace(ours, seed, steps) == trace(theirs, seed, steps)
 
 
-def test_an_observation_is_the_named_arrays_in_alphabetical_order() -> None:
-    env = make("dm_control/fish-swim-v0")
-    observation, _ = env.reset(seed=1)
-    parts = named(env)
-    assert list(parts) == ["joint_angles", "upright", "target", "velocity"]
-    assert parts["upright"].shape == ()
-    # 7 + 3 + 1 + 13 numbers
-    assert observation[:7].tolist() == parts["joint_angles"].astype(np.float32).tolist()
-    assert observation[7:10].tolist() == parts["target"].astype(np.float32).tolist()
-    assert observation[10] == np.float32(parts["upright"])
-    assert observation[11:].tolist() == parts["velocity"].astype(np.float32).tolist()
-
-
-def test_a_matrix_is_flattened_row_by_row() -> None:
-    env = make("dm_control/manipulator-bring_ball-v0")
-    observation, _ = env.reset(seed=1)
-    sines_and_cosines = named(env)["arm_pos"].astype(np.float32)
-    assert sines_and_cosines.shape == (8, 2)
-    assert observation[:16].tolist() == [number for row in sines_and_cosines.tolist() for number in row]
-
-
 @pytest.mark.parametrize("env_id", ["dm_control/reacher-easy-v0", "dm_control/quadruped-walk-v0"])
 def test_spaces_are_float32_and_hold_what_is_said(env_id: str) -> None:
     env = make(env_id)

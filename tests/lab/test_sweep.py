@@ -15,29 +15,14 @@ import yaml
 import contracts
 from quarl.cli import main
 from quarl.config import SweepConfig
-from quarl.lab import rows, summaries
-from quarl.lab.cell_groups import grouped
 from quarl.lab.commands import sweep
-from quarl.lab.store import Record, Store
+from quarl.lab.store import Store
 from refusals import refused
 
 pytestmark = pytest.mark.slow
 
-WORDS = [
-    "sweep",
-    "--algo",
-    "a2c",
-    "--env",
-    "CartPole-v1",
-    "-n",
-    "400",
-    "--bits",
-    "4",
-    "--seeds",
-    "1",
-    "--episodes",
-    "4",
-]
+WORDS = ["sweep", *("--algo", "a2c"), *("--env", "CartPole-v1"), *("-n", "400"), *("--bits", "4")]
+WORDS += [*("--seeds", "1"), *("--episodes", "4")]
 
 
 def test_a_sweep_trains_quantises_and_compares_and_goes_on_where_it_was(tmp_path: Path, capsys: Any):
@@ -132,19 +117,6 @@ def test_other_options_are_other_cells(tmp_path: Path):
     assert not set(keys[0]) & set(keys[1])
 
 
-def test_another_agent_in_the_same_file_is_not_taken_for_the_one_that_was_measured(small_agents: Path, tmp_path: Path):
-    agent, out = tmp_path / "agent.zip", tmp_path / "out"
-    words = ["sweep", "--env", "CartPole-v1", "--bits", "4", "--seeds", "1", "--episodes", "4", "--methods", "ptq"]
-    words += ["-i", str(agent), "-o", str(out)]
-    keys = []
-    for algo in ("dqn", "a2c"):
-        agent.write_bytes((small_agents / f"zoo/{algo}/CartPole-v1_1/CartPole-v1.zip").read_bytes())
-        assert main([*words, "--algo", algo]) == 0
-        with Store(out) as store:
-            keys.append(set(store.states()))
-    assert not keys[0] & keys[1]
-
-
 @pytest.mark.parametrize("method", ["ptq", "qat"])
 def test_an_agent_that_was_replaced_since_the_plan_is_no_result(
     method: str, small_agents: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
@@ -224,47 +196,10 @@ def test_a_training_that_fails_is_said_and_the_others_go_on(tmp_path: Path, caps
         assert {record.state for record in store.records()} == {"failed"}
 
 
-def played(method: str, precision: str, seed: int, returns: list[float]) -> Record:
-    about = {"algo": "dqn", "env_id": "CartPole-v1", "source": "train", "seed": seed, "episodes": len(returns)}
-    found = {"returns": returns, "measured": True}
-    ended = {"state": "done", "error": None, "seconds": 1.0, "peak_mb": 1.0, "result": found}
-    return Record(key=f"{method}{precision}{seed}", method=method, precision=precision, **about, **ended)
-
-
-def test_summaries_pair_each_seed_with_its_own_fp32_agent():
-    found = [
-        played("fp32", "fp32", 0, [100.0] * 5),
-        played("fp32", "fp32", 1, [200.0] * 5),
-        played("ptq", "int4", 0, [50.0] * 5),
-        played("ptq", "int4", 1, [100.0] * 5),
-        played("qat", "w4a8", 0, [99.0] * 5),
-        played("qat", "w4a8", 1, [199.0] * 5),
-    ]
-    (qat,) = summaries.trained(grouped(found), 5.0)
-    assert (qat.fp32, qat.ptq, qat.error_ptq_pct) == (150.0, 75.0, 50.0)
-    assert qat.noninferior
-    assert qat.gain == 74.0
-    half = 12.7062 * 25  # Student's t of 1 degree of freedom, and the standard error of 49 and 99
-    assert (qat.gain_low, qat.gain_high) == pytest.approx((74 - half, 74 + half), rel=1e-4)
-    assert [row.error_pct for row in rows.rows(found, 5.0)] == [0.0, 0.0, 50.0, 50.0, 1.0, 0.5]
-
-
 def test_every_training_and_evaluation_plays_what_the_environment_is_told(needs: str, tmp_path: Path):
     words = ["sweep", "--algo", "ppo", "--env", needs, "--env-kwargs", "target:0.25", "--max-episode-steps", "8"]
-    words += [
-        "-n",
-        "128",
-        "--bits",
-        "8",
-        "--seeds",
-        "1",
-        "--methods",
-        "ptq",
-        "--episodes",
-        "3",
-        "--params",
-        "n_steps:64",
-    ]
+    words += ["-n", "128", "--bits", "8", "--seeds", "1", "--methods", "ptq", "--episodes", "3"]
+    words += ["--params", "n_steps:64"]
     assert main([*words, "--json", "rows.json"]) == 0
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert [(row["method"], row["mean"]) for row in rows] == [("fp32", 2.0), ("ptq", 2.0)]

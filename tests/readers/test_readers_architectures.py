@@ -233,7 +233,9 @@ def test_impala_is_torchs():
     sequence = [nn.Conv2d(3, 8, 3, padding=1), nn.MaxPool2d(3, 2, padding=1), impala_block(8), impala_block(8)]
     module = nn.Sequential(*sequence, nn.Flatten(), nn.ReLU(), nn.Linear(8 * 64, 16), nn.ReLU(), nn.Linear(16, 5))
     scaled = Function(lambda m, x: m.net(x.float() / 255.0), net=module)
-    same(scaled, (3, 16, 16), observation_dtype="uint8", tolerance=1e-5)
+    policy = same(scaled, (3, 16, 16), observation_dtype="uint8", tolerance=1e-5)
+    assert isinstance(policy.ops[0], Scale)
+    assert policy.ops[0].factor == np.float32(1 / 255)
 
 
 def tanh_actor(inputs: int, actions: int) -> nn.Sequential:
@@ -262,28 +264,6 @@ def test_cleanrl_ppo_of_continuous_actions():
     assert kinds(policy) == ["Normalize", "Dense", "tanh", "Dense", "tanh", "Dense"]
     assert [op.name for op in policy.linear] == ["actor_mean.0", "actor_mean.2", "actor_mean.4"]
     assert policy.head.kind == "clip"
-
-
-def nature(outputs: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(4, 32, 8, stride=4),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 4, stride=2),
-        nn.ReLU(),
-        nn.Conv2d(64, 64, 3, stride=1),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(64, 512),
-        nn.ReLU(),
-        nn.Linear(512, outputs),
-    )
-
-
-def test_cleanrl_ppo_of_atari():
-    module = Function(lambda m, x: m.network(x / 255.0), network=nature(6))
-    policy = same(module, (4, 36, 36), observation_dtype="uint8", tolerance=1e-5)
-    assert isinstance(policy.ops[0], Scale)
-    assert policy.ops[0].factor == np.float32(1 / 255)
 
 
 def test_cleanrl_c51_scores_the_expectations_of_its_distributions():
@@ -376,27 +356,6 @@ def test_rsl_rls_actor():
     assert kinds(policy) == ["Normalize", "Dense", "elu", "Dense", "elu", "Dense"]
     assert isinstance(policy.ops[0], Normalize)
     np.testing.assert_allclose(policy.ops[0].inverse_std, 1 / (module[0]._std[0].numpy() + 1e-2), rtol=1e-6)
-
-
-def test_rl_games_actor():
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("running_mean", torch.zeros(12, dtype=torch.float64))
-            self.register_buffer("running_var", torch.ones(12, dtype=torch.float64))
-            self.actor_mlp = nn.Sequential(nn.Linear(12, 64), nn.ELU(), nn.Linear(64, 32), nn.ELU())
-            self.mu, self.value = nn.Linear(32, 3), nn.Linear(32, 1)
-            self.mu_act = nn.Identity()
-            self.sigma = nn.Parameter(torch.zeros(3))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = (x - self.running_mean.float()) / torch.sqrt(self.running_var.float() + 1e-05)
-            y = torch.clamp(y, min=-5.0, max=5.0)
-            return torch.clamp(self.mu_act(self.mu(self.actor_mlp(y))), -1.0, 1.0)
-
-    policy = same(Model(), (12,), ActionHead("clip", np.full(3, -1, "f4"), np.full(3, 1, "f4")))
-    assert [k for k in kinds(policy) if k != "Normalize"] == ["Dense", "elu", "Dense", "elu", "Dense"]
-    assert policy.ops[0].clip == 5
 
 
 @pytest.mark.parametrize("separate", [True, False])
