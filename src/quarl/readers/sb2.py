@@ -145,8 +145,7 @@ def _policy(
     asked: str | None,
 ) -> Policy:
     algo = _algorithm(data, asked)
-    kwargs = data.get("policy_kwargs")
-    kwargs = kwargs if isinstance(kwargs, dict) else {}
+    kwargs = data["policy_kwargs"] if isinstance(data.get("policy_kwargs"), dict) else {}
     activation = _activation(data.get("policy"), kwargs, algo)
     observed = observe(from_inert(data.get("observation_space"), "observation_space"), "observation_space")
     shape: Shape = observed.fields["observation_shape"]

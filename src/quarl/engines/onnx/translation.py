@@ -19,7 +19,7 @@ from quarl.engines.lookup_tables import table
 from quarl.engines.numpy_operators import averages_codes, norms_codes
 from quarl.engines.onnx import weightless
 from quarl.engines.onnx.model_file import File
-from quarl.engines.onnx.weightless import SHIFT, Rows
+from quarl.engines.onnx.weightless import SHIFT
 from quarl.engines.sums import check_bits, check_int32, fits, requantization, symmetric, unit
 from quarl.errors import UnsupportedError
 from quarl.policy import operators
@@ -87,7 +87,7 @@ class Translation:
         self.final = final_linear(policy)
         self.file = File(MULTIPLIERS if policy.grids else "", metadata)
         self.values: dict[str, str | Codes] = {OBSERVATION: OBSERVATION}
-        self.rows: dict[str, Rows] = {}
+        self.rows: dict[str, tuple[str, str, str]] = {}
         """Quantized rows by tensor: two layers may read the same value."""
         self.not_negative: set[str] = set()
         """Values without negative numbers, whose rows need no search for their low end: half of the work of quantizing
@@ -165,16 +165,16 @@ class Translation:
         if x not in self.rows:
             rank, positive = len(self.shapes[source]), source in self.not_negative
             self.rows[x] = weightless.quantized_rows(file, x, rank, self.batch, positive=positive)
-        rows, rank = self.rows[x], len(self.shapes[op.name])
-        if self.batch == 1 or not rows.zero_point:
-            accumulator = self.products(op, weight, rows.codes, rows.zero_point)
+        (codes, row_scale, zero_point), rank = self.rows[x], len(self.shapes[op.name])
+        if self.batch == 1 or not zero_point:
+            accumulator = self.products(op, weight, codes, zero_point)
         else:
             # ONNX Runtime takes one zero point for all rows: each row's share is subtracted afterwards.
             sums = weight.codes.reshape(len(op.bias), -1).sum(axis=1, dtype=np.int32)
-            zero_points = weightless.down_rows(file, file.cast(rows.zero_point, np.int32), rank, self.batch)
+            zero_points = weightless.down_rows(file, file.cast(zero_point, np.int32), rank, self.batch)
             share = file.node("Mul", zero_points, file.constant(_channels(op, sums), f"{op.name}.sums"))
-            accumulator = file.node("Sub", self.products(op, weight, rows.codes, ""), share)
-        scale = weightless.down_rows(file, rows.scale, rank, self.batch)
+            accumulator = file.node("Sub", self.products(op, weight, codes, ""), share)
+        scale = weightless.down_rows(file, row_scale, rank, self.batch)
         product = file.node("Mul", file.cast(accumulator, np.float32), scale)
         # float64 keeps the product exact: the kernels that this must equal multiply and add in one step.
         factor = file.cast(file.constant(_channels(op, weight.scale), f"{op.name}.scale"), np.float64)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -126,19 +125,7 @@ def _mean(file: File, x: str) -> str:
     return file.reduced("ReduceMean", x, [-1], keepdims=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Tensors of a value that was quantized row by row."""
-
-    codes: str
-    """uint8 [B, *shape]: codes shifted by SHIFT."""
-    scale: str
-    """float32 [B]."""
-    zero_point: str
-    """uint8 [B], shifted likewise; "" if it is 0 in every row."""
-
-
-def quantized_rows(file: File, x: str, rank: int, batch: int | None, *, positive: bool) -> Rows:
+def quantized_rows(file: File, x: str, rank: int, batch: int | None, *, positive: bool) -> tuple[str, str, str]:
     """Append the quantization of tensor x [B, *shape] like `quant.affine.quantize_rows`, operation by operation.
 
     Args:
@@ -147,13 +134,17 @@ def quantized_rows(file: File, x: str, rank: int, batch: int | None, *, positive
         rank: Axes of a row.
         batch: Number of rows; None leaves it open.
         positive: No number is below 0, so the low end needs no search and has code -128.
+
+    Returns:
+        Tensors of the codes, uint8 [B, *shape] shifted by SHIFT, of their scales, float32 [B], and of their zero
+        points, uint8 [B] shifted likewise; the last is "" if it is 0 in every row.
     """
     axes = list(range(1, 1 + rank))
     high = file.node("Max", file.reduced("ReduceMax", x, axes, keepdims=False), file.number(NARROWEST))
     if positive:
         inverse = file.node("Div", file.number(255), high)
         codes = file.round(file.node("Mul", x, down_rows(file, inverse, rank, batch)), 0)
-        return Rows(codes, file.node("Reciprocal", inverse), "")
+        return codes, file.node("Reciprocal", inverse), ""
     low = file.node("Min", file.reduced("ReduceMin", x, axes, keepdims=False), file.number(0))
     inverse = file.node("Div", file.number(255), file.node("Sub", high, low))
     low, high = file.node("Mul", low, inverse), file.node("Mul", high, inverse)
@@ -165,7 +156,7 @@ def quantized_rows(file: File, x: str, rank: int, batch: int | None, *, positive
     # Scaled first, because QuantizeLinear divides but quantize_rows multiplies; each row has its own zero point.
     steps = file.node("Mul", x, down_rows(file, inverse, rank, batch))
     ones = file.constant(np.ones(batch, np.float32)) if batch else file.node("Div", scale, scale)
-    return Rows(file.node("QuantizeLinear", steps, ones, zero_point, axis=0), scale, zero_point)
+    return file.node("QuantizeLinear", steps, ones, zero_point, axis=0), scale, zero_point
 
 
 def down_rows(file: File, tensor: str, rank: int, batch: int | None) -> str:
