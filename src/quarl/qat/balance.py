@@ -102,8 +102,7 @@ def balance(table: RangeTable, network: nn.Module, scales: Factors, optimizer: A
 
 def _noticeable(extent: Tensor) -> NDArray[Any]:
     """Return extent [C] with 0 for channels that are nearly silent."""
-    noticeable: NDArray[Any] = torch.where(extent < NEGLIGIBLE * extent.max(), 0, extent).detach().cpu().numpy()
-    return noticeable
+    return np.asarray(torch.where(extent < NEGLIGIBLE * extent.max(), 0, extent).numpy(force=True))
 
 
 def _like(weight: Tensor, scale: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.fake_quantization import common_part, in_steps, on_step, on_tensor_grid, on_weight_grids
-from quarl.policy.graph import ActivationGrid
 from quarl.policy.trained import TRAINED_RANGES, LayerPlan, NetworkPlan, Site
 from quarl.qat.ranges import Parameters, RangeTable
 from quarl.quant.spec import QatSpec
@@ -70,7 +69,7 @@ class QatLayer(nn.Module):
         """
         weight, bias = self.weight, self.bias
         rounded, scale = self.rounded(weight)
-        source = self._source()
+        source = None if self.plan.source is None else self.table.grid_of(self.plan.source)
         if self.plan.scores or source is None:
             return Parameters(rounded, bias)
         step = scale.flatten() * source.scale
@@ -90,6 +89,7 @@ class QatLayer(nn.Module):
             bias,
             step.reshape(shape),
             None if multiplier is None else multiplier.reshape(shape),
+            source.scale,
         )
 
     def rounded(self, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,16 +100,6 @@ class QatLayer(nn.Module):
         on_grids, step = on_weight_grids(part, self.plan.bits, mid_rise=mid_rise)
         scale = step / 2 if mid_rise else step  # odd codes count half steps
         return on_grids if common is None else on_grids + common, scale
-
-    def counted(self, x: Tensor) -> Tensor:
-        """Return the layer's input in steps of its grid."""
-        source = self._source()
-        assert source is not None  # it existed when the parameters were counted
-        return in_steps(x, source.scale)
-
-    def _source(self) -> ActivationGrid | None:
-        """Return the grid of the layer's input; None if the input has none."""
-        return None if self.plan.source is None else self.table.grid_of(self.plan.source)
 
     def before(self, x: Tensor) -> Tensor:
         """Return the layer's input as its sums read it."""
@@ -126,14 +116,10 @@ class QatLayer(nn.Module):
 
     def _at(self, site: Site, x: Tensor, quotient: Tensor | None = None) -> Tensor:
         table = self.table
-        if site.row < 0:
-            return on_tensor_grid(x, site.fixed, quotient) if table.active else x
-        grid = table.grids.get(site.row)
-        if site.observes and table.training and torch.is_grad_enabled():
+        grid = table.grid_of(site)
+        if site.observes and table.training and torch.is_grad_enabled():  # no fixed grid does
             table.observe(site.row, x)
-        if grid is None or not table.active:
-            return x
-        return on_tensor_grid(x, grid, quotient)
+        return x if grid is None or not table.active else on_tensor_grid(x, grid, quotient)
 
     def _between(self, x: Tensor, sums: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> Tensor:
         """Return the layer's output between its quantizers; `sums` is a function of input, weight and bias."""
@@ -141,7 +127,7 @@ class QatLayer(nn.Module):
         x = self.before(x)
         if parameters.step is None:
             return self.behind(sums(x, parameters.weight, parameters.bias))
-        counted = sums(self.counted(x), parameters.weight, parameters.bias)
+        counted = sums(in_steps(x, parameters.unit), parameters.weight, parameters.bias)
         multiplier = parameters.multiplier
         return self.behind(counted * parameters.step, None if multiplier is None else counted.detach() * multiplier)
 

@@ -32,6 +32,8 @@ class Parameters:
     """Step of the layer's sums [out], shaped for broadcasting, if weight and bias are counted in steps."""
     multiplier: Tensor | None = None
     """Factor from such sums to steps of the output's grid, float32 as in integer kernels."""
+    unit: float = 1.0
+    """Step of the input in such sums."""
 
 
 class RangeTable(nn.Module):

@@ -101,9 +101,7 @@ class _Planning:
             return _fixed(fixed_grid(rule.function, bits))
         if rule.kind == "pixels":
             return _fixed(pixel_grid(rule.step, self.spec.observation_bits or 8))
-        wide = False
-        if rule.kind == "observation":
-            bits, wide = self._observation(name)
+        bits, wide = self._observation(name) if rule.kind == "observation" else (bits, False)
         seen = name in self.row_of
         if not seen:
             self.row_of[name], self.rows = self.rows, self.rows + 1

@@ -19,7 +19,7 @@ from torch.nn import functional
 from quarl.arrays import Array
 from quarl.fake_quantization import rounded_part
 from quarl.policy.fit import MAX_INPUTS, MAX_ROWS, SHRINKS
-from quarl.policy.trained import LayerPlan
+from quarl.qat.fake_layers import QatLayer
 from quarl.qat.ranges import RangeTable
 from quarl.quant.affine import dequantize
 from quarl.quant.rounding import output_aware_qparams, second_moment, to_the_ends
@@ -44,9 +44,7 @@ def remembered(model: BaseAlgorithm) -> Tensor | None:
     if not isinstance(replay, ReplayBuffer) or replay.size() == 0:
         return None
     number = NUM_IMAGES if len(replay.obs_shape) == 3 else NUM_OBSERVATIONS
-    sample: Any = replay.sample(number, env=model.get_vec_normalize_env())
-    observations: Tensor = sample.observations
-    return observations
+    return replay.sample(number, env=model.get_vec_normalize_env()).observations
 
 
 def start(policy: Any, network: nn.Module, table: RangeTable, observations: Tensor) -> Moved:
@@ -93,13 +91,13 @@ def _input(policy: Any, module: nn.Module, observations: Tensor) -> Tensor:
     return read[0]
 
 
-def _fitted(module: Any, columns: Tensor) -> Tensor:
+def _fitted(module: QatLayer, columns: Tensor) -> Tensor:
     """Return the weight whose rounding changes the layer's outputs least.
 
     Weights of scores do not all stay at their present values, because their common part is subtracted once more. For
     them several ranges are tried, and the unchanged weight.
     """
-    layer: LayerPlan = module.plan
+    layer = module.plan
     mid_rise = module.table.spec.mid_rise(layer.bits)
     h = second_moment(columns.cpu().numpy())
     part = rounded_part(module.weight, scores=layer.scores)
@@ -112,8 +110,7 @@ def _fitted(module: Any, columns: Tensor) -> Tensor:
         # the largest codes determine the scale
         inside = np.abs(codes - q.zero_point) < q.qmax - q.zero_point
         new = torch.as_tensor(np.where(inside, near, grid)).reshape(part.shape).to(part)
-        moved: Tensor = new + (module.weight - part)
-        return moved
+        return new + (module.weight - part)
 
     def lost(candidate: Tensor) -> float:
         error: Array = _added(module, candidate).double().cpu().numpy()
@@ -121,14 +118,12 @@ def _fitted(module: Any, columns: Tensor) -> Tensor:
 
     if not layer.scores:
         return fitted(SHRINKS)
-    best: Tensor = min((module.weight, *(fitted(SHRINKS[i : i + 1]) for i in range(len(SHRINKS)))), key=lost)
-    return best
+    return min((module.weight, *(fitted(SHRINKS[i : i + 1]) for i in range(len(SHRINKS)))), key=lost)
 
 
-def _added(module: Any, weight: Tensor) -> Tensor:
+def _added(module: QatLayer, weight: Tensor) -> Tensor:
     """Return the difference between `weight` rounded and the layer's weight."""
-    added: Tensor = module.rounded(weight)[0] - module.weight
-    return added
+    return module.rounded(weight)[0] - module.weight
 
 
 def _columns(module: Any, x: Tensor) -> Tensor:
