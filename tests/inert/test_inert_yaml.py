@@ -43,7 +43,7 @@ def test_the_name_of_a_class_is_text(tmp_path):
         ("a: !!python/name:os.system [x]", "os.system"),
         ("a: !!python/name:os.system {x: y}", "os.system"),
         ("a: !!python/name:os.system x", "os.system"),
-        ("a: !!python/tuple x", "tuple without a list"),
+        ("a: !!python/tuple x", "expected a sequence node, but found scalar; only literals are read"),
         (f"a: {2**64}", "more than 64 bits"),
         (
             "a: &a {" + ", ".join(f"k{n}: 0" for n in range(900)) + "}\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,18 +62,10 @@ class _MergingLoader(_Loader):
             raise ValueError(f"a mapping has more than {MAX_VALUES} values")
 
 
-def _ordered_dict(loader: yaml.SafeLoader, node: yaml.Node) -> dict[Any, Any]:
+def _ordered_dict(loader: yaml.SafeLoader, node: Any) -> dict[Any, Any]:
     """Return the dict of !!python/object/apply:collections.OrderedDict [[[key, value], ...]]."""
-    if not isinstance(node, yaml.SequenceNode):
-        raise yaml.constructor.ConstructorError(None, None, "OrderedDict without a list", node.start_mark)
     arguments = loader.construct_sequence(node, deep=True)
     return dict(arguments[0]) if arguments else {}
-
-
-def _tuple(loader: yaml.SafeLoader, node: yaml.Node) -> list[Any]:
-    if not isinstance(node, yaml.SequenceNode):
-        raise yaml.constructor.ConstructorError(None, None, "tuple without a list", node.start_mark)
-    return loader.construct_sequence(node, deep=True)
 
 
 def _name(loader: yaml.SafeLoader, name: str, node: yaml.Node) -> str:
@@ -83,7 +76,7 @@ def _name(loader: yaml.SafeLoader, name: str, node: yaml.Node) -> str:
 
 
 _Loader.add_constructor("tag:yaml.org,2002:python/object/apply:collections.OrderedDict", _ordered_dict)
-_Loader.add_constructor("tag:yaml.org,2002:python/tuple", _tuple)
+_Loader.add_constructor("tag:yaml.org,2002:python/tuple", partial(yaml.SafeLoader.construct_sequence, deep=True))
 _Loader.add_multi_constructor("tag:yaml.org,2002:python/name:", _name)
 
 
