@@ -53,15 +53,12 @@ class LiteRT:
         try:
             self._set(self._source, observations)
         except (ValueError, TypeError):
-            self._set(self._source, self._conform(observations))
+            array = np.asarray(observations)
+            if array.shape != self._shape:
+                raise QuarlError(f"this engine takes observations of shape {self._shape}, got {array.shape}") from None
+            self._set(self._source, np.ascontiguousarray(array, self._dtype))
         self._invoke()
         return self._output.copy()
-
-    def _conform(self, observations: Array) -> Array:
-        array = np.asarray(observations)
-        if array.shape != self._shape:
-            raise QuarlError(f"this engine takes observations of shape {self._shape}, got {array.shape}")
-        return np.ascontiguousarray(array, self._dtype)
 
 
 def load(policy: QuantizedPolicy, batch: int) -> LiteRT:
