@@ -28,10 +28,6 @@ def _error(name: str) -> Column:
     return Column("its interval", formats.interval, of=ends, optional=True)
 
 
-def _agents(count: int) -> str:
-    return str(count) if count > 1 else ""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorsRow(AgentName, Row):
     """One agent in one scheme; a row with env_id `mean` ends each algorithm."""
@@ -39,7 +35,7 @@ class ErrorsRow(AgentName, Row):
     command = "study errors"
     scheme: Scheme
     mode: Mode
-    agents: Annotated[int, Column("agents", _agents, optional=True)]
+    agents: Annotated[int, Column("agents", lambda count: str(count) if count > 1 else "", optional=True)]
     seeds: Seeds
     fp32: Annotated[float | None, Column("fp32", formats.number)]
     fp32_low: Annotated[float | None, Column("its interval", formats.interval, of=("fp32_low", "fp32_high"))]
