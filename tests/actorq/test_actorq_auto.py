@@ -6,9 +6,10 @@ import contextlib
 
 import pytest
 
-from quarl.actorq import auto
+from quarl.actorq import auto, throughput_plan
 from quarl.actorq.auto import chosen
 from quarl.actorq.supervisor import Supervisor
+from quarl.actorq.throughput_plan import Rates, Step
 from quarl.cli import parse
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
@@ -59,25 +60,46 @@ def test_a_width_that_the_run_may_not_have_ends_the_search_and_the_line_says_why
         timed(monkeypatch, then=refusal)
 
 
-@pytest.mark.parametrize(("cores", "threads", "actors"), [(8, 1, 7), (8, 3, 5), (2, 2, 1), (1, 1, 1)])
-def test_actors_have_the_cores_that_the_learner_leaves_and_one_is_the_least(monkeypatch, cores, threads, actors):
-    monkeypatch.setattr(auto, "usable_cores", lambda: cores)
+def cores(monkeypatch, number, work=1.0):
+    """Let the machine have so many cores; a step of 1 ms works on one for this share, and updates take no time."""
+
+    def measured(config, arms, seconds):
+        assert (config.num_actors, config.num_envs, arms) == (1, 1, [("int8", "litert")])
+        return Rates(
+            batch_size=1, samples_per_insert=1, update_s=1e-6, insert_s=0, steps=(Step(arms[0], 1e-3, 0, 0, 0, work),)
+        )
+
+    monkeypatch.setattr(throughput_plan, "measure", measured)
+    monkeypatch.setattr(throughput_plan, "usable_cores", lambda: number)
+
+
+@pytest.mark.parametrize(("number", "threads", "actors"), [(8, 1, 7), (8, 3, 5), (2, 2, 1), (1, 1, 1)])
+def test_actors_have_the_cores_that_the_learner_leaves_and_one_is_the_least(monkeypatch, number, threads, actors):
+    cores(monkeypatch, number)
     said: list[str] = []
     config = chosen(parse(["actorq", "--actors", "auto", "--learner-threads", str(threads)]), said.append)
     assert config.actors == actors
-    assert said[0].startswith(f"--actors auto: {actors}, of {cores} core")
+    assert said[-1].startswith(f"--actors auto: {actors}, of {number} core")
     assert "actors" in config.typed
     assert f"--actors {actors}" in config.command_line()
 
 
+@pytest.mark.parametrize(("work", "actors"), [(0.1, 10), (0.001, 64)])
+def test_actors_of_an_environment_that_waits_outnumber_the_cores(monkeypatch, work, actors):
+    cores(monkeypatch, 2, work)
+    said: list[str] = []
+    assert chosen(ActorQConfig(actors="auto"), said.append).actors == actors
+    assert said[-1].startswith(f"--actors auto: {actors}, because the environment waits")
+
+
 def test_more_actors_than_auto_comes_to_cannot_be_asked_for(monkeypatch):
-    monkeypatch.setattr(auto, "usable_cores", lambda: 2)
+    cores(monkeypatch, 2)
     with pytest.raises(QuarlError, match="--min-actors 3 is more than --actors 1"):
         chosen(ActorQConfig(actors="auto", min_actors=3), print)
 
 
 def test_a_run_that_goes_on_keeps_what_it_had_and_measures_nothing(monkeypatch, tmp_path):
-    monkeypatch.setattr(auto, "_rates", None)
+    monkeypatch.setattr(auto, "throughput_plan", None)
     RunFolder(tmp_path).describe(ActorQConfig(actors=3, envs_per_actor=8))
     said: list[str] = []
     going_on = ActorQConfig(actors="auto", envs_per_actor="auto", resume=True, output=tmp_path)
@@ -100,6 +122,8 @@ def test_numbers_stay_and_nothing_is_said_of_them():
         ActorQConfig(envs_per_actor=0).check()
     with pytest.raises(QuarlError, match="--actors is 'many'"):
         ActorQConfig(actors="many").check()
+    with pytest.raises(QuarlError, match=r"--nice must be 0\.\.19, got -1"):
+        ActorQConfig(nice=-1).check()
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from quarl.arrays import Array
 from quarl.config import ActorQConfig
 from quarl.errors import RAISED
 from quarl.policy.graph import ActionHead
-from quarl.processes.inside import give_way, note
+from quarl.processes.inside import give_way, note, queued_s
 
 AT_ONCE = 64
 BLOCK_S = 0.005
@@ -235,7 +235,9 @@ class ActorLoop(roles.Actor):
         self._book()
 
     def _book(self) -> None:
-        """Add all time since the last call to LOOP_S."""
+        """Add all time since the last call to LOOP_S; a plan also needs to know which of it was on a core."""
+        if self.config.plan:
+            self.cells[Actor.CPU_S], self.cells[Actor.QUEUED_S] = time.thread_time(), queued_s()
         now = time.perf_counter()
         self.cells[Actor.LOOP_S] += now - self.booked_at
         self.booked_at = now
@@ -286,7 +288,7 @@ class ActorLoop(roles.Actor):
 
 
 def main(spec: ActorSpec) -> None:
-    give_way()
+    give_way(spec.config.nice)
     loop = ActorLoop(spec)
     try:
         loop.run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import replace
 
@@ -12,8 +13,6 @@ from quarl.actorq.supervisor import Supervisor
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError, in_one_line
 from quarl.files import temporary_folder
-from quarl.formats import counted
-from quarl.machine import usable_cores
 from quarl.runs.folder import RunFolder
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
@@ -33,23 +32,29 @@ def chosen(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
     if folder.checkpoints() and not (config.resume or config.plan):
         return config  # refused later, before anything starts, so do not spend time on timing it
     saved = folder.read_args() if config.resume and folder.options.is_file() else {}
-    for name in ("actors", "envs_per_actor"):
-        option, number, why = f"--{name.replace('_', '-')}", saved.get(name), "as the run had"
+    for name, timed in (("actors", _actors), ("envs_per_actor", _environments)):
         if getattr(config, name) != "auto":
             continue
-        if type(number) is not int and name == "actors":
-            cores, threads = usable_cores(), config.learner_threads
-            number, why = max(cores - threads, 1), f"of {counted(cores, 'core')} with {threads} for the learner"
-        elif type(number) is not int:
-            say(f"{option} auto: actors of 1, 2, 4 ... environments are timed for some seconds")
-            number, why = _timed(config)
+        option, number, why = f"--{name.replace('_', '-')}", saved.get(name), "as the run had"
+        if type(number) is not int:
+            say(f"{option} auto: the run's parts are timed for some seconds")
+            number, why = timed(config)
         object.__setattr__(config, name, number)
         config.check()
         say(f"{option} auto: {number}, {why}")
     return config
 
 
-def _timed(config: ActorQConfig) -> tuple[int, str]:
+def _actors(config: ActorQConfig) -> tuple[int, str]:
+    """Return the number of actors that the cores, or an environment that waits, leave room for, and the reason."""
+    one = replace(
+        config, actors=1, min_actors=1, envs_per_actor=1 if config.envs_per_actor == "auto" else config.num_envs
+    )
+    rates = throughput_plan.measure(one, [(config.actor_precision, config.engine)], seconds=SECONDS)
+    return throughput_plan.actors_for(rates, one)
+
+
+def _environments(config: ActorQConfig) -> tuple[int, str]:
     """Return the smallest width that two and four times as many environments do not beat by GROWS, and the reason."""
     rates: dict[int, float] = {}
     number, end = 1, f"no more than {WIDTHS[-1]} are tried"
@@ -78,5 +83,5 @@ def _rates(config: ActorQConfig) -> Generator[tuple[int, float]]:
             told = replace(config, envs_per_actor=width, output=folder, resume=False)
             with contextlib.closing(Supervisor(told, lambda line: None)) as supervisor:
                 arm = config.actor_precision, config.engine
-                (step,) = throughput_plan.steps(supervisor, [arm], SECONDS, [])
+                (step,) = throughput_plan.steps(supervisor, [arm], SECONDS, deque(maxlen=1))
             yield width, 1 / step.seconds

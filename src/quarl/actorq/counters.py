@@ -137,6 +137,10 @@ class Actor(_Column):
     """Seconds of waiting at the staleness bound."""
     LOOP_S = auto()
     """Seconds since its first action, waits included."""
+    CPU_S = auto()
+    """Seconds of its process on a core; only a plan counts them."""
+    QUEUED_S = auto()
+    """Seconds in which its process was ready but had no core; only a plan counts them."""
     PULLS = auto()
     SKIPPED = auto()
     """Seconds from a learner's step to the first action on its weights; the sum over the pulls in latency_ms."""

@@ -321,7 +321,7 @@ class LearnerLoop(roles.Learner):
 
 
 def main(spec: LearnerSpec) -> None:
-    give_way()
+    give_way(spec.config.nice)
     loop = LearnerLoop(spec)
     die_with_parent(False)  # now there is something to save, and the loop checks for its supervisor itself
     loop.run()

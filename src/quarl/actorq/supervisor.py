@@ -22,7 +22,7 @@ from quarl.actorq.segment import segment_dtype
 from quarl.actorq.weights import Template
 from quarl.actorq.workers import Workers
 from quarl.config import ActorQConfig
-from quarl.errors import QuarlError, in_one_line, note
+from quarl.errors import QuarlError, detail, in_one_line, note
 from quarl.files import Dispensable, append_row, locked, read_rows, write_rows
 from quarl.machine import usable_cores
 from quarl.processes.child import Children
@@ -283,7 +283,9 @@ def ring_rows(size: int, num_envs: int) -> int:
 
 
 def warn_about_cores(config: ActorQConfig) -> None:
-    """Warn if this machine has fewer cores than processes."""
+    """Warn if this machine has fewer cores than processes; with -v, print their niceness."""
+    detail(f"niceness of learner and actors: {config.nice} above that of their publisher")
     actors = config.num_actors if config.cluster in (None, "local") else config.actors_per_node or 0
     if actors + 1 > usable_cores():
-        note(f"{actors} actors and a learner share {usable_cores()} cores: they will slow each other down")
+        shared = f"{actors} actors and a learner share {usable_cores()} cores"
+        note(f"{shared}: they slow each other down, unless their environments wait")

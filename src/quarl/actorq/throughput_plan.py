@@ -1,17 +1,24 @@
 """The plan of a run: three rates timed on this machine, and the bottleneck among them.
 
 A balanced run makes batch_size / samples_per_insert environment steps for every update. Environment steps and weight
-loading are timed in a real actor process, inserts and updates in a real learner. The publisher's work is left out.
+loading are timed in a real actor process, inserts and updates in a real learner, both at the run's niceness. The
+publisher's work is left out. Seconds in which a thread waited for a core do not count as its work: their share, and the
+cores that other processes take, tell what is left for the run on a busy machine.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from timeit import Timer
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
@@ -28,23 +35,27 @@ from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
 from quarl.files import temporary_folder
 from quarl.machine import usable_cores
+from quarl.processes.inside import give_way, queued_s
 from quarl.rows import ActorPrecision, Column, Row
 
-Arm = tuple[str, str]
+Arm = tuple[str, Any]
 """Precision and engine of an actor."""
-Bottleneck = Literal["actors", "learner", "even"]
 TORCH, FLOAT, PLAIN = ("fp32", "torch"), ("fp32", "litert"), ("fp32", "stable-baselines3")
 ARMS: tuple[Arm, ...] = (TORCH, FLOAT, ("fp16", "litert"), ("int8", "litert"), ("int4", "litert"))
-SECONDS, ROUNDS, MIN_CALLS = 2.0, 4, 4
-"""Seconds for each rate; rounds over the precisions, so that a slow moment affects all; minimum calls per operation."""
-START_S = 60.0
-"""Seconds for an actor to start, or to make a step with other weights."""
+SECONDS, TURNS, CALLS = 2.0, 6, 10
+"""Seconds for each rate; turns over the precisions, so that a slow moment affects all; calls of the learner in a group,
+because some updates move more networks, or push weights. A rate is the median over turns or groups, after one more.
+"""
 BLOCK, KEPT = 64, 500
 """Maximum segments of a block, and maximum number of blocks kept for the learner."""
-EVEN = 1.1
-"""Factor within which two rates count as even."""
-MUCH = 0.25
-"""Share of an actor's time above which its cause is reported."""
+EVEN, MUCH = 1.1, 0.25
+"""Factor within which two rates count as even, and share of an actor's time above which its cause is reported."""
+BUSY, SPAN = 0.2, 2.0
+"""Share of the cores for other processes, or of the time in a queue for a core, above which a range is predicted; upper
+end of the range over the lower one.
+"""
+MOST = 64
+"""Maximum number of actors of an environment that waits."""
 REGIMES = {
     "actor-bound": "the learner waits for actors: raise --actors, --envs-per-actor or --samples-per-insert",
     "between": "fp32 actors delay the learner, these less: a faster learner (--device, --learner-dtype) gains more",
@@ -53,10 +64,9 @@ REGIMES = {
 
 
 class Step(NamedTuple):
-    """Seconds of an actor's environment step and of its weight loading."""
+    """Seconds of an actor's environment step and of its weight loading, without those in a queue for a core."""
 
-    precision: str
-    engine: str
+    arm: Arm
     environment_s: float
     inference_s: float
     """Seconds of a call, divided by the environments that it serves."""
@@ -64,10 +74,8 @@ class Step(NamedTuple):
     """Seconds of exploration, counters and ring."""
     load_s: float = 0.0
     """Seconds from finding new weights to acting with them."""
-
-    @property
-    def arm(self) -> Arm:
-        return self.precision, self.engine
+    work: float = 1.0
+    """Share of a step on a core; in the rest its environment waits."""
 
     @property
     def seconds(self) -> float:
@@ -86,16 +94,15 @@ class Rates:
     """Learner's seconds for one segment."""
     steps: tuple[Step, ...]
     """Step of every arm, and of plain Stable-Baselines3: its `predict` between an actor's environment and overhead."""
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Rates:
-        """Restore rates from the fields that `dataclasses.asdict` returned."""
-        return cls(**{**fields, "steps": tuple(Step(*step) for step in fields["steps"])})
+    queued: float = 0.0
+    """Learner's seconds in a queue for a core, for each second on one."""
+    others: float = 0.0
+    """Number of cores that other processes took meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRow(Row):
-    """The predicted rates of one precision on one engine; times are per environment step."""
+    """The predicted rates of one precision on one engine; times are per environment step, on a machine of its own."""
 
     command = "actorq plan"
     precision: ActorPrecision
@@ -115,7 +122,7 @@ class PlanRow(Row):
     predicted_updates_per_s: Annotated[float, Column("updates/s", formats.three_digits)]
     predicted_speedup_vs_torch_fp32: Annotated[float | None, Column("× torch fp32", formats.times)]
     predicted_speedup_vs_litert_fp32: Annotated[float | None, Column("× fp32", formats.times)]
-    bottleneck: Annotated[Bottleneck, Column("bottleneck")]
+    bottleneck: Annotated[Literal["actors", "learner", "even"], Column("bottleneck")]
 
 
 def measure(
@@ -133,106 +140,132 @@ def measure(
         seconds: Seconds for each rate.
         say: Receives one line for each part that is timed.
     """
+    start, others_s = time.monotonic(), _others_s()
     with temporary_folder() as folder, threads(config.learner_threads):
         supervisor = Supervisor(replace(config, output=folder, resume=False), lambda line: None)
-        with contextlib.closing(supervisor):
+        segments, timed = deque[Array](maxlen=KEPT), list[Step]()
+        with contextlib.closing(supervisor), ThreadPoolExecutor(1) as pool:
             # Time the actors, engine by engine.
-            segments: list[Array] = []
-            timed: list[Step] = []
             for engine in dict.fromkeys(engine for _, engine in arms):
                 say(f"actor, {engine}")
                 timed += steps(supervisor, [arm for arm in arms if arm[1] == engine], seconds, segments)
-            # Time the learner on the actors' segments, then one call of `predict`.
+            # Time the learner on the actors' segments, in a thread: a thread has a niceness of its own.
             say("learner")
-            rows = np.concatenate(segments)
-            learner = LearnerLoop(replace(supervisor.workers.learner.spec, cores=None))
-            model = learner.model
-            ratio = float(config.samples_per_insert or samples_per_insert(model))
-            update_s, insert_s = _learning(learner, rows, model.batch_size / ratio, seconds)
-            calls, predict_s = Timer(lambda: model.predict(rows["observation"][0], deterministic=True)).autorange()
-    timed.append(Step(*PLAIN, timed[0].environment_s, predict_s / calls, timed[0].overhead_s))
-    return Rates(
-        batch_size=model.batch_size,
-        samples_per_insert=ratio,
-        update_s=update_s,
-        insert_s=insert_s,
-        steps=tuple(timed),
-    )
+            rates = pool.submit(_learning, supervisor, np.concatenate(segments), seconds, timed).result()
+    # By now all children have ended and are counted.
+    return replace(rates, others=(_others_s() - others_s) / (time.monotonic() - start))
 
 
-def steps(supervisor: Supervisor, arms: Sequence[Arm], seconds: float, segments: list[Array]) -> Iterator[Step]:
-    """Yield the step of each arm, timed in one actor process that never waits.
+def _others_s() -> float:
+    """Return the seconds for which others than this process and its ended children worked on this process's cores."""
+    lines = re.findall(r"^cpu(\d+) (.+)$", Path("/proc/stat").read_text(), re.MULTILINE)
+    times = [[*map(int, line.split())] for core, line in lines if int(core) in os.sched_getaffinity(0)]
+    # user, nice, system, irq, softirq and steal of proc(5), which are all but idle and iowait
+    return sum(sum(each[:3] + each[5:8]) for each in times) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
+
+
+def steps(supervisor: Supervisor, arms: Sequence[Arm], seconds: float, segments: deque[Array]) -> Iterator[Step]:
+    """Yield the step of each arm, timed in one actor process that never waits for a learner.
 
     Args:
         supervisor: Supervisor whose first actor is used.
         arms: Pairs (precision, engine), all with the same engine.
         seconds: Seconds for each arm.
-        segments: List that some of the actor's segments are appended to.
+        segments: Queue that the actor's segments are appended to.
     """
-    config, counters, child = supervisor.config, supervisor.counters, supervisor.workers.actors.children[0]
-    cells, rows = counters.actors[0], np.zeros(BLOCK, supervisor.channel.dtype)
+    config, actors, learner = supervisor.config, supervisor.workers.actors, supervisor.counters.learner
+    child, cells, rows = actors.children[0], supervisor.counters.actors[0], np.zeros(BLOCK, supervisor.channel.dtype)
 
     def booked(column: Actor, above: float, until: float = 0.0) -> Array:
         """Return the actor's counters once column `column` exceeds `above` and time `until` has passed."""
-        deadline = max(time.monotonic() + START_S, until)
         while cells[column] <= above or time.monotonic() < until:
+            actors.look()  # kills it if it hangs
             if not child.alive():
-                raise QuarlError(f"an actor died while it was timed ({child.reason()})")
-            if time.monotonic() > deadline:
-                raise QuarlError(f"an actor made no step in {config.env} within {START_S:g} s")
+                raise QuarlError(
+                    f"an actor died while it was timed, or made no step in {config.env} for --env-timeout "
+                    f"{config.env_timeout:g} s ({child.reason()})"
+                )
             while num := supervisor.channel.drain(rows):  # drain as the learner would, so that there is always room
-                if len(segments) < KEPT:
-                    segments.append(rows[:num].copy())
+                segments.append(rows[:num].copy())
             time.sleep(0.001)
-        books: Array = cells.copy()
-        return books
+        return np.array(cells)
 
-    # Restart the actor with the engine of the arms.
-    engine: Any = arms[0][1]
+    # Restart the actor with the engine of the arms, and let it count its time on a core.
     child.kill()  # it runs another engine
-    child.spec = replace(child.spec, config=replace(config, engine=engine), incarnation=child.spec.incarnation + 1)
-    counters.learner[Learner.INSERT_LIMIT] = 2**53
+    child.spec = replace(
+        child.spec, config=replace(config, engine=arms[0][1], plan=True), incarnation=child.spec.incarnation + 1
+    )
+    learner[Learner.INSERT_LIMIT] = 2**53
     supervisor.children.start(child)
     # Time the arms in turns.
     packers = [Packer(precision, config.comm_bits, config.weight_compress) for precision, _ in arms]
-    spent, load_s = np.zeros((len(arms), len(cells))), np.zeros((len(arms), ROUNDS))
-    for turn, place in itertools.product(range(ROUNDS), range(len(arms))):
+    spent = np.zeros((len(cells), 2, len(arms), 1 + TURNS))
+    for turn, place in itertools.product(range(1 + TURNS), range(len(arms))):
         data = packers[place].pack(supervisor.template.initial, segments[-1]["observation"] if segments else None)
         version, old = supervisor.channel.packed.version, cells.copy()
         supervisor.channel.packed.publish(data, version=version + 1, step=0)
-        loaded = booked(Actor.VERSION, version)
-        before = booked(Actor.LOOP_S, loaded[Actor.LOOP_S])  # wait until loading the weights is in the counters
-        load_s[place, turn] = (before - old)[[Actor.PULL_S, Actor.DESERIALIZE_S, Actor.LOAD_S]].sum()
-        until = time.monotonic() + seconds / ROUNDS
-        spent[place] += booked(Actor.ENVIRONMENT_S, before[Actor.ENVIRONMENT_S], until) - before
-    # Divide by the number of steps.
-    for arm, sums, loads in zip(arms, spent, np.median(load_s, axis=1), strict=True):
-        times = {column.name.lower(): float(sums[column] / sums[Actor.STEPS]) for column in Actor}
-        yield Step(*arm, times["environment_s"], times["inference_s"], overhead_s(times), float(loads))
+        # Begin and end the window right after a block of steps, when all of its columns are written.
+        before = booked(Actor.LOOP_S, booked(Actor.VERSION, version)[Actor.LOOP_S])
+        spent[:, 0, place, turn] = before - old
+        until = time.monotonic() + seconds / TURNS
+        spent[:, 1, place, turn] = booked(Actor.LOOP_S, booked(Actor.STEPS, 0, until)[Actor.LOOP_S]) - before
+    # Take the time in a queue out of all windows but the first, which warms up, and divide by the number of steps.
+    loading, acting = spent[:, 0, :, 1:], spent[:, 1, :, 1:]
+    served = 1 - acting[Actor.QUEUED_S] / acting[Actor.LOOP_S]
+    times = {column.name.lower(): acting[column] * served / acting[Actor.STEPS] for column in Actor}
+    columns = (
+        times["environment_s"],
+        times["inference_s"],
+        overhead_s(times),
+        loading[[Actor.PULL_S, Actor.DESERIALIZE_S, Actor.LOAD_S]].sum(axis=0)
+        * (1 - loading[Actor.QUEUED_S] / loading[Actor.LOOP_S]),
+        (times["cpu_s"] / served / times["loop_s"]).clip(max=1),
+    )
+    for arm, *medians in zip(arms, *(np.median(column, axis=1).tolist() for column in columns), strict=True):
+        yield Step(arm, *medians)
 
 
-def _learning(learner: LearnerLoop, rows: Array, num_inserts: float, seconds: float) -> tuple[float, float]:
-    """Return the seconds of an update, and of an insert of one segment, with `num_inserts` inserts per update."""
-    blocks = itertools.cycle(np.array_split(rows, np.clip(len(rows) / num_inserts, 1, len(rows)).astype(int)))
-    span = rows["sequence"].max() + 1
-    inserts, insert_s, updates, update_s = 0, 0.0, 0, 0.0
-    deadline = time.perf_counter() + seconds
-    while updates < MIN_CALLS or time.perf_counter() < deadline:
+def _learning(supervisor: Supervisor, rows: Array, seconds: float, timed: Sequence[Step]) -> Rates:
+    """Return the timed steps with the rates of a learner in this thread, and of plain Stable-Baselines3's `predict`."""
+    give_way(supervisor.config.nice)
+    learner = LearnerLoop(replace(supervisor.workers.learner.spec, cores=None))
+    ratio = float(supervisor.config.samples_per_insert or samples_per_insert(learner.model))
+    num_blocks = np.clip(len(rows) * ratio / learner.model.batch_size, 1, len(rows)).astype(int)
+    blocks, span = itertools.cycle(np.array_split(rows, num_blocks)), rows["sequence"].max() + 1
+    inserts, updates, deadline = list[float](), list[float](), time.perf_counter() + seconds
+    while len(updates) < 2 * CALLS or time.perf_counter() < deadline:
         segments = next(blocks)
         segments["sequence"] += span  # number the same stream further
-        start = time.perf_counter()
-        learner.replay_insert.take(segments)
-        inserted, settled = time.perf_counter(), learner.updates.settled
-        insert_s += inserted - start
-        learner.update()  # includes a wait for the GPU, because the losses are read
-        if settled and inserts:  # the first update creates the optimizer's state, and some on a GPU a graph
-            updates, update_s = updates + 1, update_s + time.perf_counter() - inserted
-        inserts += len(segments)
-    return update_s / updates, insert_s / inserts
+        inserts.append(_seconds(learner.replay_insert.take, segments) / len(segments))
+        updates.append(_seconds(learner.update))  # includes a wait for the GPU, because the losses are read
+    call = partial(learner.model.predict, rows["observation"][0], deterministic=True)
+    return Rates(
+        batch_size=learner.model.batch_size,
+        samples_per_insert=ratio,
+        update_s=_median(updates),
+        insert_s=_median(inserts),
+        steps=(
+            *timed,
+            timed[0]._replace(arm=PLAIN, inference_s=_median([_seconds(call) for _ in range(10 * CALLS)]), load_s=0.0),
+        ),
+        queued=queued_s() / time.thread_time(),
+    )
 
 
-def predict(rates: Rates, config: ActorQConfig, cores: int | None = None) -> list[PlanRow]:
-    """Predict a row for every step of `rates`, in order.
+def _seconds(call: Callable[..., Any], *args: Any) -> float:
+    """Return the seconds of a call, without those in which this thread waited for a core."""
+    start = time.perf_counter() - queued_s()
+    call(*args)
+    return time.perf_counter() - queued_s() - start
+
+
+def _median(seconds: Sequence[float]) -> float:
+    """Return the median over groups of calls, each the mean of its calls; the first ones warm up."""
+    return float(np.median(np.reshape(seconds[len(seconds) % CALLS :], (-1, CALLS))[1:].mean(axis=1)))
+
+
+def predict(rates: Rates, config: ActorQConfig, cores: float | None = None) -> list[PlanRow]:
+    """Predict a row for every step of `rates`, in order, on a machine without other processes.
 
     Args:
         rates: Measured rates.
@@ -242,26 +275,23 @@ def predict(rates: Rates, config: ActorQConfig, cores: int | None = None) -> lis
     cores = usable_cores() if cores is None else cores
     num_steps = rates.batch_size / (config.samples_per_insert or rates.samples_per_insert)
     learner_s = rates.update_s + num_steps * rates.insert_s
-    # An actor fills one core; the learner's threads take theirs first.
-    actor_cores = min(config.num_actors, max(cores - config.learner_threads, 1))
     # An actor loads a version when it is published or when it checks for one, whichever comes later.
     versions = min(1 / config.publish_interval, num_steps / config.num_actors / config.actor_update_interval)
     load_s = {step.arm: config.num_actors * versions * step.load_s / num_steps for step in rates.steps}
     costs = {}  # per update, by arm: the actors' seconds for its steps, and the seconds until the next update
     for step in rates.steps:
+        # An actor that works fills one core; the learner's threads take theirs first.
         busy_s = num_steps * (step.seconds + load_s[step.arm])
-        together_s = (learner_s * config.learner_threads + busy_s) / cores
-        costs[step.arm] = busy_s / actor_cores, max(learner_s, busy_s / actor_cores, together_s)
+        actors_s = busy_s * max(1 / config.num_actors, step.work / max(cores - config.learner_threads, 1))
+        together_s = (learner_s * config.learner_threads + busy_s * step.work) / cores
+        costs[step.arm] = actors_s, max(learner_s, actors_s, together_s)
         if step.arm == PLAIN:
             costs[step.arm] = busy_s, busy_s + learner_s
 
-    def speedup(update_s: float, base: Arm) -> float | None:
-        return round(costs[base][1] / update_s, 3) if base in costs else None
-
     return [
         PlanRow(
-            precision=step.precision,
-            engine=step.engine,
+            precision=step.arm[0],
+            engine=step.arm[1],
             env_us=round(1e6 * step.environment_s, 2),
             inference_us=round(1e6 * step.inference_s, 2),
             overhead_us=round(1e6 * step.overhead_s, 2),
@@ -269,36 +299,38 @@ def predict(rates: Rates, config: ActorQConfig, cores: int | None = None) -> lis
             steps_per_s=round(num_steps / actors_s / (1 if step.arm == PLAIN else config.num_actors), 1),
             learner_ms=round(1e3 * learner_s, 3),
             predicted_updates_per_s=round(1 / update_s, 6),
-            predicted_speedup_vs_torch_fp32=speedup(update_s, TORCH),
-            predicted_speedup_vs_litert_fp32=speedup(update_s, FLOAT),
-            bottleneck=_bottleneck(learner_s / actors_s),
+            predicted_speedup_vs_torch_fp32=round(costs[TORCH][1] / update_s, 3) if TORCH in costs else None,
+            predicted_speedup_vs_litert_fp32=round(costs[FLOAT][1] / update_s, 3) if FLOAT in costs else None,
+            bottleneck="actors"
+            if actors_s > EVEN * learner_s
+            else "learner"
+            if learner_s > EVEN * actors_s
+            else "even",
         )
         for step, (actors_s, update_s) in zip(rates.steps, costs.values(), strict=True)
     ]
 
 
-def _bottleneck(ratio: float) -> Bottleneck:
-    """Return the bottleneck from `ratio`, the actors' rate over the learner's."""
-    return "actors" if ratio < 1 / EVEN else "learner" if ratio > EVEN else "even"
-
-
-def even_ratio(rates: Rates, row: PlanRow, config: ActorQConfig) -> float:
-    """Return the samples per insert at which learner and the row's actors are equally fast.
-
-    0 means that inserts alone are slower than the actors.
+def actors_for(rates: Rates, config: ActorQConfig, place: int = 0) -> tuple[int, str]:
+    """Return the number of actors for `--actors auto`, and the reason: more than cores only if the environment waits.
 
     Args:
         rates: Measured rates.
-        row: Predicted rates of the actors.
         config: Options of the run.
+        place: Index of the actors' step in `rates`.
     """
-    # Seconds of a step that are left for its share of an update.
-    spare_s = 1 / (row.steps_per_s * config.num_actors) - rates.insert_s
-    return rates.batch_size * max(spare_s, 0.0) / rates.update_s
+    free, work = max(usable_cores() - config.learner_threads, 1), rates.steps[place].work
+    most = max(free, min(int(free / work), MOST))
+    wider = (
+        num for num in range(free, most) if predict(rates, replace(config, actors=num))[place].bottleneck == "learner"
+    )
+    if (number := next(wider, most)) > free:
+        return number, f"because the environment waits: a step takes a core for {work:.0%} of its time"
+    return free, f"of {formats.counted(usable_cores(), 'core')} with {config.learner_threads} for the learner"
 
 
 def sentences(rows: Sequence[PlanRow], rates: Rates, config: ActorQConfig) -> Iterator[str]:
-    """Yield sentences that explain the rows for actors of the run's precision, and recommend changes.
+    """Yield sentences that explain the rows for the run's actors, and recommend changes.
 
     Args:
         rows: Predicted rates, one row for each arm.
@@ -306,32 +338,38 @@ def sentences(rows: Sequence[PlanRow], rates: Rates, config: ActorQConfig) -> It
         config: Options of the run.
     """
     # Name the bottleneck.
-    by_arm = {(row.precision, row.engine): row for row in rows}
-    precision, base = config.actor_precision, by_arm[FLOAT]
-    row = by_arm[precision, "litert"]
-    gain, torch_gain, plain_gain = (
-        row.predicted_updates_per_s / by_arm[arm].predicted_updates_per_s for arm in (FLOAT, TORCH, PLAIN)
-    )
-    regime = "actor-bound" if row.bottleneck == "actors" else "between"
-    if base.bottleneck != "actors" and gain < EVEN:
-        regime = "learner-bound"
+    precision, arms = config.actor_precision, [step.arm for step in rates.steps]
+    place = arms.index((precision, config.engine))
+    row = rows[place]
+    gains = [
+        row.predicted_updates_per_s / rows[arms.index(arm)].predicted_updates_per_s for arm in (FLOAT, TORCH, PLAIN)
+    ]
+    gain, torch_gain, plain_gain = (f"{gain:.2f} times{' (a loss)' if gain < 0.995 else ''}" for gain in gains)
+    regime = "actor-bound" if row.bottleneck == "actors" else "learner-bound" if gains[0] < EVEN else "between"
     yield (
         f"{regime} at {config.samples_per_insert or rates.samples_per_insert:g} samples per insert: {precision} actors "
-        f"make {gain:.2f} times the updates of fp32 ones, {torch_gain:.2f} times those of torch fp32; {REGIMES[regime]}"
+        f"make {gain} the updates of fp32 ones, {torch_gain} those of torch fp32; {REGIMES[regime]}"
     )
-    # Recommend a ratio or a setting.
-    if regime == "learner-bound":
-        limit = even_ratio(rates, base, config)
-        yield (
-            f"quantized actors begin to help below {limit:.2g} samples per insert"
-            if limit
-            else "quantized actors help at no ratio: the learner inserts steps more slowly than actors send them"
+    # Name what other processes leave of it: a queue delays work, but not an environment that waits.
+    step, queued, slower = rates.steps[place], rates.queued, 1 + rates.queued
+    if max(rates.others / usable_cores(), queued / slower) > BUSY:
+        slow = step._replace(
+            environment_s=step.environment_s + queued * step.work * step.seconds, load_s=slower * step.load_s
         )
-    elif gain < EVEN and precision != "fp32":
-        yield f"{precision} actors will not help here: inference is a small part of an actor's step"
-    share = row.weights_us / (row.env_us + row.inference_us + row.overhead_us + row.weights_us)
-    if share > MUCH:
+        slowed = replace(rates, update_s=slower * rates.update_s, insert_s=slower * rates.insert_s, steps=(slow,))
+        # In a long queue our own processes hardly delay each other.
+        number = config.num_actors + config.learner_threads
+        left = number * slower / (number / max(usable_cores() - rates.others, 1) + queued)
+        low = predict(slowed, config, left)[0].predicted_updates_per_s / SPAN**0.5
+        yield (
+            f"other processes take {rates.others:.1f} cores, and the learner queues for one {queued / slower:.0%} of "
+            f"its time: expect {low:.3g} to {SPAN * low:.3g} updates/s beside them, and those above without"
+        )
+    # Recommend a number of actors, or another setting.
+    number, why = actors_for(rates, config, place)
+    if number > max(config.num_actors, usable_cores()):
+        yield f"more actors than cores are faster: use --actors {number}, {why}"
+    if (share := row.weights_us / (row.env_us + row.inference_us + row.overhead_us + row.weights_us)) > MUCH:
         yield f"actors spend {share:.0%} of their time on loading weights: raise --publish-interval"
-    if plain_gain < EVEN:
-        yield f"ActorQ does not pay off here ({plain_gain:.2f} times plain Stable-Baselines3): use `quarl train`"
-    yield "only rates are predicted, not time to reward: the number of updates to a target depends on the ratio too"
+    if gains[2] < EVEN:
+        yield f"ActorQ does not pay off here, at {plain_gain} plain Stable-Baselines3's updates: use `quarl train`"

@@ -146,7 +146,8 @@ def _plan(config: ActorQConfig) -> int:
     warn_about_cores(config)
     rows = throughput_plan.predict(rates, config)
     actors = f"{formats.counted(config.num_actors, 'actor')} of {formats.counted(config.num_envs, 'environment')}"
-    title = f"{config.algo} {config.env}: {actors}, {rates.samples_per_insert:g} samples per insert"
+    ratio = f"{rates.samples_per_insert:g} samples per insert"
+    title = f"{config.algo} {config.env}: {actors} at niceness {config.nice}, {ratio}"
     about = schema.Told(algo=config.algo, env_id=config.env, seed=config.seed, energy=meter.cost)
     terminal.tell(
         config, throughput_plan.PlanRow, rows, title, *throughput_plan.sentences(rows, rates, config), **about

@@ -42,7 +42,7 @@ class ActorQConfig(LearnerOptions):
     new: ClassVar[tuple[str, ...]] = (*LearnerOptions.new, "output", "plan")
     free: ClassVar[tuple[str, ...]] = (
         *(*LearnerOptions.free, "updates", "target", "save_replay_buffer", "actors", "min_actors", "max_staleness"),
-        *("env_timeout", "learner_threads", "distill", "cluster", "nodes", "actors_per_node"),
+        *("env_timeout", "learner_threads", "nice", "distill", "cluster", "nodes", "actors_per_node"),
     )
 
     algo: Annotated[str, shown("NAME")] = "dqn"
@@ -51,7 +51,7 @@ class ActorQConfig(LearnerOptions):
     """Maximum number of learner updates."""
     actors: Annotated[int | Literal["auto"], shown("N|auto")] = 2
     """Number of actor processes; each runs one engine on one thread. auto uses the cores that the learner's threads
-    leave free.
+    leave free, and more actors than cores if a timed environment waits.
     """
     actor_precision: Annotated[str, shown("BITS"), QUANTISATION] = "int8"
     """Precision of the actors' inference: fp32, fp16, int8, or int7 ... int2 weights with int8 activations; intNeK has
@@ -101,6 +101,8 @@ class ActorQConfig(LearnerOptions):
     """
     learner_threads: Annotated[int, ADVANCED] = 1
     """Number of the learner's threads."""
+    nice: Annotated[int, ADVANCED] = 10
+    """Niceness of learner and actors above that of the command, 0..19: their publisher goes first."""
     learner_dtype: Annotated[Literal["auto", "fp32", "bf16", "fp16"], ADVANCED] = "auto"  # type: ignore[assignment]  # one more
     """Autocast of the updates' matrix products; fp16 uses loss scaling. auto is TF32 on a GPU, bf16 for layers of at
     least 1,024 units if the processor supports it, else fp32.
@@ -162,6 +164,8 @@ class ActorQConfig(LearnerOptions):
             raise QuarlError("--target requires evaluations: set --eval-freq and --eval-episodes above 0")
         if not self.sigma >= 0:
             raise QuarlError(f"--sigma must not be negative, got {self.sigma:g}")
+        if not 0 <= self.nice <= 19:
+            raise QuarlError(f"--nice must be 0..19, got {self.nice}")
         if not self.env_timeout > 0:
             raise QuarlError(f"--env-timeout must be above 0 seconds, got {self.env_timeout:g}")
         # Refuse contradictory options.

@@ -22,8 +22,6 @@ NAME_BYTES = 15
 """Bytes of a process name that Linux keeps."""
 SET_PDEATHSIG, SET_NAME = 1, 15
 """Options of prctl(2)."""
-NICE = 10
-"""Increment for nice(2)."""
 ERROR_CHARACTERS = 300
 """Maximum characters of a foreign error message in a result."""
 
@@ -84,13 +82,20 @@ def die_with_parent(wanted: bool) -> None:
     _prctl(SET_PDEATHSIG, getattr(signal, "SIGKILL", 0) if wanted else 0)
 
 
-def give_way() -> None:
-    """Lower the priority of this process, so that learner and actors let their publisher go first.
+def give_way(nice: int) -> None:
+    """Raise the niceness of this thread and of those that it starts, so that a publisher goes first.
 
     The publisher works for a tenth of the time, and new weights wait for it. As one of three busy processes on two
     cores it would take nearly twice as long.
     """
-    os.nice(NICE)
+    os.nice(nice)
+
+
+def queued_s() -> float:
+    """Return the seconds for which this thread was ready but had no core; 0 if the system does not count them."""
+    with contextlib.suppress(OSError):
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) * 1e-9
+    return 0.0
 
 
 def attempt(work: Callable[[], Any], log: Path | None = None) -> Result:
