@@ -62,7 +62,8 @@ def test_kills_stops_and_errors_lose_nothing_and_duplicate_nothing(tmp_path):
         time.sleep(random.Random(0).uniform(0, 1))
         run.send("learner", signal.SIGKILL)
         assert run.finish() == 1
-        assert "the learner died (SIGKILL); resume with --resume" in run.text()
+        why = f"the learner died (killed by SIGKILL): the run ends; see {run.output / 'learner.log'}; resume with"
+        assert why in run.text()
         first, saved = run.rows()[-1], checkpoint.load_latest(run.output)
     with Run(tmp_path, *words, "--resume", chaos=chaos) as run:
         again = run.ready().rows()[0]
@@ -107,10 +108,16 @@ def test_a_crash_loop_is_parked_and_too_few_actors_end_the_run(tmp_path):
     with Run(tmp_path, *words, chaos={"step_s": 0.005, "raises": ["actor 0"]}) as run:
         assert run.finish() == 4
         lines = [line for line in run.text().splitlines() if "cores" not in line and "no time limit" not in line]
-        parked = "actor 0 died 5 times in 60 s of work (RuntimeError: the simulation broke down): parked; see "
-        assert lines[0].startswith(f"quarl: {parked}")
-        assert lines[1].startswith("quarl: only 1 of 2 actors are left and --min-actors is 2; resume with --resume")
-        assert lines[2:] == [f"report: {run.output / 'report.html'}"]
+        why, log = "(RuntimeError: the simulation broke down)", run.output / "actor-0.log"
+        of_actor = [line for line in lines if "actor 0 died" in line]
+        assert of_actor[0] == f"quarl: actor 0 died {why}: restarted; see {log}"
+        more = rf"quarl: actor 0 died \d more times? in \d+ s {re.escape(why)}"
+        assert all(re.fullmatch(more, line) for line in of_actor[1:-1])
+        assert of_actor[-1] == f"quarl: actor 0 died 5 times in 60 s of work {why}: parked; see {log}"
+        assert lines[-2].startswith("quarl: only 1 of 2 actors are left and --min-actors is 2; resume with --resume")
+        assert lines[-1] == f"report: {run.output / 'report.html'}"
+        assert (run.faults("actor 0"), run.faults("environment of actor 0", "raised")) == (5, 25)
+        assert run.told("environment of actor 0", "raised", why[1:-1])
         assert (run.output / "actor-0.log").read_text().count("Traceback") == 5
         assert run.rows()[-1]["actors"][0]["steps"] == 0
 
@@ -130,8 +137,8 @@ def test_an_actor_that_hangs_and_one_that_is_slow_do_not_hold_the_others(tmp_pat
         os.killpg(run.process.pid, signal.SIGINT)
         assert run.finish() == 130
         lines = [line for line in run.text().splitlines() if "cores" not in line and "no time limit" not in line]
-        assert lines[0].startswith("quarl: actor 1 made no step for 5 s: killed")
-        assert not [line for line in lines[1:] if "made no step" in line]
+        assert lines[0].startswith("quarl: actor 1 died (no step for 5 s): restarted; see ")
+        assert not [line for line in lines[1:] if "no step" in line]
 
 
 @pytest.mark.slow
@@ -146,7 +153,7 @@ def test_children_die_with_a_supervisor_that_is_killed():
         "import os, signal, time\n"
         "from quarl.processes.child import Child, Children\n"
         "if __name__ == '__main__':\n"
-        "    children, child = Children(print), Child('actor 7', time.sleep, 3600)\n"
+        "    children, child = Children(), Child('actor 7', time.sleep, 3600)\n"
         "    children.start(child)\n"
         "    print(child.process.pid, flush=True)\n"
         "    comm = f'/proc/{child.process.pid}/comm'\n"
@@ -290,13 +297,14 @@ def watched(supervised, monkeypatch):
             for name in beats:
                 _cells(supervisor, name)[0][_cells(supervisor, name)[1]] = clock.now
             supervisor.workers.look()
+            said.extend(each.blame for each in supervisor.workers.all if each.blame and each.blame not in said)
 
     return supervisor, said, clock, after
 
 
 def _watch(supervisor, said, env_timeout):
     config, learner = dataclasses.replace(supervisor.config, env_timeout=env_timeout), supervisor.workers.learner
-    arguments = (supervisor.template, supervisor.channel, learner.spec.environment, said.append)
+    arguments = (supervisor.template, supervisor.channel, learner.spec.environment, lambda news: said.append(str(news)))
     supervisor.workers = workers.Workers(config, *arguments)
     for child in supervisor.workers.all:
         child.process, child.started = _Living(), family.time.monotonic()
@@ -316,7 +324,7 @@ def test_a_slow_import_is_no_hang_and_a_silent_actor_is_one(watched):
     after(9.5, actor_1=1, publisher=1)
     assert not said
     after(1, actor_1=1, publisher=1)
-    assert said == ["actor 0 made no step for 10 s: killed"]
+    assert said == ["no step for 10 s"]
     assert [child.alive() for child in supervisor.workers.actors.children] == [False, True]
 
 
@@ -326,7 +334,7 @@ def test_a_frozen_publisher_is_replaced_in_the_end(watched):
     after(workers.PUBLISHER_S, actor_0=1, actor_1=1)
     assert not said
     after(1, actor_0=1, actor_1=1)
-    assert said == ["the publisher gave no sign of life for 30 s: killed"]
+    assert said == ["no sign of life for 30 s"]
 
 
 def test_nobody_is_blamed_for_the_time_that_the_supervisor_stood_still(watched):
@@ -348,7 +356,7 @@ def test_a_short_timeout_blames_nobody_either(watched):
     for _ in range(2):
         clock.now += 0.3
         supervisor.workers.look()
-    assert len(said) == 2  # both are silent
+    assert [child.blame for child in supervisor.workers.actors.children] == ["no step for 0.8 s"] * 2
 
 
 def test_an_actor_that_hangs_between_frequent_evaluations_is_found(watched):
@@ -357,7 +365,7 @@ def test_an_actor_that_hangs_between_frequent_evaluations_is_found(watched):
     for _ in range(12):
         clock.now += 20  # an evaluation
         after(1, actor_1=1, publisher=1)
-    assert said == ["actor 0 made no step for 10 s: killed"]
+    assert said == ["no step for 10 s"]
 
 
 class _Obedient(_Living):
@@ -435,11 +443,28 @@ def test_an_actor_that_has_worked_is_revived_whatever_it_died_of(supervised):
     actor._result = Result(error="environment 'X-v0' cannot be made: licence server is busy", mistake=QuarlError)
     supervisor.counters.actors[0, Actor.STEPS] = 24_000
     assert supervisor._tick() is None
-    assert actor.num_deaths == 1
-    actor.num_deaths = 0
+    assert (supervisor.counters.actors[0, Actor.DEATHS], supervisor.faults.total("actor ", "died")) == (1, 1)
     supervisor.counters.actors[0, Actor.STEPS] = 0
     assert supervisor._tick() == (2, "actor 0: environment 'X-v0' cannot be made: licence server is busy")
     assert supervisor.counters.control[Control.FINISH] == 1  # the learner was told to save
+
+
+def test_actors_that_get_nowhere_end_the_run_and_one_episode_is_enough(supervised):
+    supervisor, said = supervised
+    at_work(supervisor)
+    actors, log = supervisor.counters.actors, supervisor.config.output / "actor-0.log"
+    log.write_text("an environment raised OSError: old\nan environment raised RuntimeError: boom\n")
+    actors[:, Actor.STEPS], actors[:, Actor.ERRORS], actors[:, Actor.DEATHS] = 999, (10, 0), (0, 9)
+    assert supervisor._tick() is None
+    actors[0, Actor.EPISODES], actors[1, Actor.DEATHS] = 1, 10
+    assert supervisor._tick() is None
+    actors[0, Actor.ERRORS] = 20
+    code, why = supervisor._tick()
+    assert (code, supervisor.counters.control[Control.FINISH]) == (4, 1)
+    assert why.startswith(
+        "no actor completed an episode or 1,000 steps in its last ten replacements (RuntimeError: boom);"
+    )
+    assert said == [f"environment of actor 0 raised (RuntimeError: boom): replaced; see {log}"]
 
 
 def test_waiting_for_newer_weights_is_said_once_until_it_is_over(watched):
@@ -624,6 +649,20 @@ def test_a_full_disk_costs_rows_and_not_the_run(supervised, monkeypatch):
         Versions(supervisor.config.output).next(0)
 
 
+def test_a_long_run_has_fewer_rows_and_points_of_its_past(supervised):
+    supervisor, _ = supervised
+    supervisor.config = dataclasses.replace(supervisor.config, track="tensorboard")
+    points = []
+    supervisor.evaluator.logger.dump = points.append
+    for second in range(4000):
+        supervisor._log({"clock_s": float(second), "wall_s": float(second), "timesteps": second})
+    rows = read_rows(supervisor.config.output / "metrics.jsonl")
+    assert rows[0]["timesteps"] == 0
+    assert [row["timesteps"] for row in rows[-1400:]] == [*range(2600, 4000)]
+    assert len(rows) == 1 + (4000 - 2880) // 4 + 1440 // 2 + 1440
+    assert points == [*range(1440), *range(1440, 2880, 2), *range(2880, 4000, 4)]
+
+
 def test_a_row_of_metrics_that_did_not_fit_leaves_no_half(supervised, monkeypatch):
     supervisor, _ = supervised
     path = supervisor.config.output / "metrics.jsonl"
@@ -803,4 +842,4 @@ def test_an_environment_is_made_anew_until_nothing_but_errors_comes(monkeypatch)
     with pytest.raises(RuntimeError, match="boom"):
         found.replace(0, RuntimeError("boom"))
     assert _Fragile.made == 1 + 1 + 20 + RETRIES - 1
-    assert said == ["an environment raised RuntimeError: boom; it is restarted"]  # the first of them all
+    assert said == ["an environment raised RuntimeError: boom"]  # the first of them all

@@ -125,7 +125,7 @@ def test_the_page_has_the_numbers_of_the_run(finished):
         "3,000 of 3,000, 700 updates",
         f"{last['publisher']['published']:,} published, {taken:,} taken by actors",
         f"{100 * last['publisher']['share_of_fp32']:.0f} % of float32",
-        "0 actors replaced",
+        "0 deaths of actors, 0 of the publisher; 0 environments raised",
         "return of the int8 policy sent in 6 bits",
         "age of the weights",
     )

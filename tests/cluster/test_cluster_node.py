@@ -86,7 +86,7 @@ def test_actors_make_the_steps_that_the_machine_is_allowed_and_all_of_them_come_
         own = rows[rows["actor"] == actor]
         assert own["sequence"].tolist() == list(range(len(own)))
     assert report.cells[:, Actor.STEPS].sum() == len(rows)
-    assert (report.alive, report.at_work, report.deaths, report.mistake) == (2, 2, 0, "")
+    assert (report.alive, report.at_work, report.said, report.mistake) == (2, 2, [], "")
 
 
 @pytest.mark.slow
@@ -105,8 +105,16 @@ def test_an_actor_that_is_killed_is_revived_with_an_incarnation_of_its_own(asked
     collected(agent, 100)
     (first, _) = agent._family.children
     os.kill(first.process.pid, signal.SIGKILL)
-    until(lambda: order.incarnation + 1 in agent.collect(10**6, 0.1).rows["incarnation"])
-    assert agent.collect(10**6, 0.0).deaths == 1
+    said = []
+
+    def is_back():
+        report = agent.collect(10**6, 0.1)
+        said.extend(report.said)
+        return order.incarnation + 1 in report.rows["incarnation"]
+
+    until(is_back)
+    assert [(fault.who, fault.reason) for fault in said] == [("actor 0", "killed by SIGKILL")]
+    assert agent.collect(10**6, 0.0).cells[:, Actor.DEATHS].tolist() == [1, 0]
 
 
 def test_nothing_of_it_is_left_where_it_ends(asked):

@@ -192,6 +192,7 @@ class ActorLoop(roles.Actor):
                 insert_s += now() - stepped
                 # Continue the episode, or begin the next one.
                 if done:
+                    cells[Actor.EPISODES] += 1
                     started = now()
                     environments.reset(k)
                     environment_s += now() - started
@@ -215,6 +216,7 @@ class ActorLoop(roles.Actor):
         self.channel.send_rows(rows)
         self.steps += len(rows)
         self.cells[STEPS] = self.steps
+        self.cells[Actor.EPISODES] += len(ended)
         sent = time.monotonic()
         for k in ended:
             self.environments.reset(k)

@@ -146,6 +146,10 @@ class Actor(_Column):
     """Seconds from a learner's step to the first action on its weights; the sum over the pulls in latency_ms."""
     LATENCY_S = auto()
     """Seconds from a learner's step to the first action on its weights; the sum over the pulls in latency_ms."""
+    EPISODES = auto()
+    """Episodes that ended."""
+    DEATHS = auto()
+    """Deaths of its processes; the watchdog of its machine writes it."""
     ERRORS = auto()
     """Environments that raised and were replaced."""
     DROPPED = auto()
@@ -178,7 +182,7 @@ class Node(_Column):
     AT_WORK = auto()
     """Actors of the machine that are alive or will be restarted."""
     DEATHS = auto()
-    """Deaths of its actors."""
+    """Deaths of its actors, over all its agents."""
     ROWS = auto()
     """Segments received from it."""
     ROWS_BYTES = auto()

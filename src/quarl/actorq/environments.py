@@ -29,6 +29,8 @@ GAP = 2
 """Increment of the sequence number after an environment was lost; it tells replay that no step leads across."""
 RETRIES = 5
 """Maximum number of consecutive environments that raise before their first step; after that, the run fails."""
+BROKEN, LOGGED = "an environment raised ", 100
+"""Start of a line in the actor's log, and the most of them: messages may have a number that differs each time."""
 PAUSE_S = 0.1
 """Seconds of pause after a failed replacement; doubled after each further one."""
 
@@ -67,10 +69,11 @@ class Environments:
             place: Number of this incarnation among the incarnations of all actors.
             cells: The actor's row of the counters.
             observations: Buffer [num, *shape] for current observations, in the learner's shape and dtype.
-            say: Receives one line for the first environment that raises; all are counted.
+            say: Receives a line if an environment raises for another reason than the one before; all are counted.
         """
         self._environment, self._seed, self._place, self._cells, self._say = environment, seed, place, cells, say
-        self._made = self._raised = 0
+        self._made = self._logged = 0
+        self._reason = ""
         self.sequence: Any = [0] * num
         """Number of the next segment of each environment; a list, or an array if a `Block` steps them."""
         self._failed_at = [(0, 0)] * num
@@ -110,10 +113,11 @@ class Environments:
         while True:
             if times > RETRIES:
                 raise error if isinstance(error, Exception) else broken(self.envs[k], error)
-            self._cells[Actor.ERRORS] += 1
-            self._raised += 1
-            if self._raised == 1:
-                self._say(f"an environment raised {in_one_line(error)}; it is restarted")
+            if (reason := in_one_line(error)) != self._reason and self._logged < LOGGED:
+                self._reason = reason
+                self._logged += 1
+                self._say(f"{BROKEN}{reason}")
+            self._cells[Actor.ERRORS] += 1  # after the line, which the watchdog reads
             with contextlib.suppress(*RAISED):  # it is broken anyway
                 self.envs[k].close()
             try:

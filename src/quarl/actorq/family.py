@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
 
 from quarl.actorq import actor
 from quarl.actorq.actor import ActorSpec
 from quarl.actorq.counters import Actor
+from quarl.actorq.environments import BROKEN
 from quarl.actorq.roles import Channel
 from quarl.config import ActorQConfig
-from quarl.processes.child import Child, Children
+from quarl.processes.child import Child, Children, Fault
 
 START_S = 120.0
 """Extra seconds for a new process until its first heartbeat: a slow import is not a hang."""
@@ -32,9 +36,9 @@ class Watchdog:
     Call `tick` before each round of checks.
     """
 
-    def __init__(self, longest_s: float, say: Callable[[str], None]) -> None:
+    def __init__(self, longest_s: float) -> None:
         """Start the clock; at most `longest_s` seconds count between two checks."""
-        self._longest_s, self._say = longest_s, say
+        self._longest_s = longest_s
         self._looked, self._watched, self._span = time.monotonic(), 0.0, 0.0
         """Time of the last check; seconds that count in all, and since the check before."""
         self._signs: dict[str, tuple[float, float]] = {}
@@ -53,7 +57,7 @@ class Watchdog:
             child: Process to check.
             heard: Time of its last heartbeat, by time.monotonic().
             bound: Maximum silence in seconds; START_S more before the first heartbeat.
-            lack: Subject and verb of the user's message, such as "actor 0 made no step".
+            lack: Reason of its death, such as "no step".
         """
         if not child.alive():
             return
@@ -62,7 +66,7 @@ class Watchdog:
         if self._signs.get(child.name, (None,))[0] != sign:
             self._signs[child.name] = sign, self._watched
         if self._watched - self._signs[child.name][1] > bound + START_S * (heard <= child.started):
-            self._say(f"{lack} for {bound:g} s: killed")
+            child.blame = f"{lack} for {bound:g} s"
             child.kill()
 
 
@@ -76,7 +80,7 @@ class ActorFamily:
         rungs: Sequence[float],
         cores: Sequence[frozenset[int] | None],
         incarnation: int,
-        say: Callable[[str], None],
+        say: Callable[[str | Fault], None],
     ) -> None:
         """Create the child processes without starting them.
 
@@ -86,10 +90,11 @@ class ActorFamily:
             rungs: Exploration rung of each actor.
             cores: CPU cores of each actor; None leaves the choice to the system.
             incarnation: Number of their first processes, above all that the run ever had.
-            say: Receives warnings for the user.
+            say: Receives faults and lines for the user.
         """
         self._counters, self._env_timeout, self._say = channel.counters, config.env_timeout, say
-        self._watchdog = Watchdog(min(BLIND_S, config.env_timeout / 2), say)
+        self._watchdog = Watchdog(min(BLIND_S, config.env_timeout / 2))
+        self._errors = self._counters.actors[:, Actor.ERRORS].copy()
         self._stale_at, self._stale, self._waiting = time.monotonic(), 0.0, False
         self.children: list[Child] = []
         # Give each actor a log file and a pickled start.
@@ -116,26 +121,29 @@ class ActorFamily:
         """Number of actors that are alive or will be restarted."""
         return sum(not child.parked for child in self.children)
 
-    @property
-    def num_deaths(self) -> int:
-        """Total deaths of actors since the run began."""
-        return sum(child.num_deaths for child in self.children)
-
     def look(self) -> None:
-        """Kill actors that make no step, and warn if actors wait for newer weights."""
+        """Kill actors that make no step, report broken environments, and warn if actors wait for newer weights."""
         self._watchdog.tick()
         for child, cells in zip(self.children, self._counters.actors, strict=True):
             heard = float(cells[Actor.HEARTBEAT_S])
-            self._watchdog.watch(child, heard, self._env_timeout, f"{child.name} made no step")
+            self._watchdog.watch(child, heard, self._env_timeout, "no step")
+        before, self._errors = self._errors, self._counters.actors[:, Actor.ERRORS].copy()
+        for i in np.flatnonzero(self._errors > before):
+            name, log, count = self.children[i].name, self.children[i].log, int(self._errors[i] - before[i])
+            reason, who = _last_error(log), f"environment of {name}"
+            self._say(Fault(who=who, event="raised", reason=reason, then="replaced", log=log, count=count))
         self._staleness(time.monotonic())
 
     def revive(self, children: Children) -> str:
         """Restart dead actors; return the reason if one failed before its first step because of a user error."""
-        for child, sent in zip(self.children, self._counters.actors[:, Actor.STEPS], strict=True):
+        for child, cells in zip(self.children, self._counters.actors, strict=True):
             if not child.alive() and not child.parked:
-                if child.result.mistake and not sent:  # an actor that has worked did not die of a user error
+                # an actor that has worked did not die of a user error
+                if child.result.mistake and not cells[Actor.STEPS]:
                     return f"{child.name}: {child.reason()}"
-                children.revive(child)
+                if fault := children.revive(child):
+                    cells[Actor.DEATHS] += 1
+                    self._say(fault)
         return ""
 
     def _staleness(self, now: float) -> None:
@@ -146,6 +154,14 @@ class ActorFamily:
         grown = self._stale - before
         if grown > STALE_SHARE * span and not self._waiting:
             self._waiting = True
-            self._say("actors wait for newer weights: their weights are --max-staleness updates old")
+            reason = "their weights are --max-staleness updates old"
+            self._say(Fault(who="actors", event="wait for newer weights", reason=reason, then="training continues"))
         elif grown == 0:
             self._waiting = False
+
+
+def _last_error(log: Path | None) -> str:
+    """Return the reason of the last environment that raised, from its actor's log."""
+    lines = log.read_text(errors="replace").splitlines() if log is not None and log.is_file() else []
+    found = [line.removeprefix(BROKEN) for line in lines if line.startswith(BROKEN)]
+    return found[-1] if found else "its reason could not be logged"

@@ -19,6 +19,7 @@ from quarl.actorq import roles
 from quarl.actorq.build import build, limiter_of
 from quarl.actorq.counters import Control, Learner, Publisher
 from quarl.actorq.learner_checkpointer import LearnerCheckpointer
+from quarl.actorq.metrics import spacing_s
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.replay_insert import ReplayInsert
 from quarl.actorq.versions import Versions
@@ -31,7 +32,6 @@ from quarl.envs.checked import Recalled
 from quarl.errors import QuarlError, note
 from quarl.processes.inside import die_with_parent, give_way
 from quarl.runs.checkpoint_model import not_finite
-from quarl.runs.folder import RunFolder
 from quarl.runs.tracking import make_logger
 
 NAP_S, LONGEST_NAP_S = 0.0002, 0.001
@@ -41,8 +41,6 @@ SHOWN_S = 0.005
 """Seconds between two updates of counters that no process waits for."""
 AT_ONCE, AT_ONCE_BYTES = 1024, 2**22
 """Maximum segments, and bytes, taken in between two checks of the limiter."""
-TRACKED_S = 1.0
-"""Seconds between two points of TensorBoard's curves."""
 IDLE_S = 0.25
 """Seconds without experience until the newest weights are pushed out of turn: actors may be waiting for them."""
 
@@ -100,21 +98,14 @@ class LearnerLoop(roles.Learner):
         self._push()
         self._save(last=True)
         self.model.dump_logs()
-        if not self._is_trained_for() and not self.counters.control[Control.STOP]:
+        if not self.checkpointer.is_trained_for() and not self.counters.control[Control.STOP]:
             raise QuarlError(
                 f"the run ended at step {self.model.num_timesteps:,}, before fake quantization began at step "
                 f"{self.delay:,}: use a smaller --quant-delay, or --resume with more --updates or -n"
             )
-        # The replay class belongs to QuaRL; without it the zip can be read without QuaRL installed.
-        RunFolder(self.config.output).write_agent(self.model, exclude=("replay_buffer_class", "replay_buffer_kwargs"))
+        self.checkpointer.write_agent()
         self._show()
         self.cells[Learner.DONE] = 1
-
-    def _is_trained_for(self) -> bool:
-        """Return True if an update was made in the way that --qat asks."""
-        if self.delay is None:
-            return True
-        return qat.is_ready(self.model) and self.model._n_updates > self.checkpointer.float_updates
 
     def begin(self) -> None:
         """Push the first weights for the actors, and save a checkpoint."""
@@ -141,7 +132,7 @@ class LearnerLoop(roles.Learner):
             self._show()
         else:
             self._show_limits()
-        if self.config.track != "none" and time.monotonic() - self.tracked >= TRACKED_S:
+        if self.config.track != "none" and time.monotonic() - self.tracked >= spacing_s(self._clock()):
             self.tracked = time.monotonic()
             self.updates.losses()
             self.model.dump_logs()  # Stable-Baselines3's own tags
@@ -240,7 +231,7 @@ class LearnerLoop(roles.Learner):
             self.template.flatten_into(self.model, slot.view(np.float32))
         self.cells[Learner.PUSH_S] += time.perf_counter() - start
         self.cells[Learner.VERSION], self.pushed_step = version, step
-        self.cells[Learner.TRAINED_FOR] = self._is_trained_for()
+        self.cells[Learner.TRAINED_FOR] = self.checkpointer.is_trained_for()
 
     def _evaluate(self) -> None:
         """Pause, with the actors, while the supervisor plays its episodes with the weights pushed here."""

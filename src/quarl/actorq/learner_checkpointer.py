@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
+from quarl import qat
 from quarl.actorq.limiter import RateLimiter
 from quarl.actorq.replay import SegmentReplay
 from quarl.actorq.versions import Versions
@@ -58,6 +60,19 @@ class LearnerCheckpointer(Checkpointer):
         except QuarlError:
             return False
         return True
+
+    def _write(self, state: Mapping[str, Any]) -> None:
+        if self.is_trained_for():
+            self.write_agent()  # before the checkpoint, as in `quarl train`
+        super()._write(state)
+
+    def write_agent(self) -> None:
+        """Write model.zip; the replay class belongs to QuaRL, and without it the zip can be read without QuaRL."""
+        self._folder().write_agent(self.model, exclude=("replay_buffer_class", "replay_buffer_kwargs"))
+
+    def is_trained_for(self) -> bool:
+        """Return True if an update was made in the way that --qat asks."""
+        return self.config.qat is None or (qat.is_ready(self.model) and self.model._n_updates > self.float_updates)
 
     def load(self) -> checkpoint.Checkpoint:
         """Return the newest valid checkpoint; raise QuarlError if it has another algorithm or environment."""

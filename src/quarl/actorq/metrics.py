@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -10,7 +11,10 @@ import numpy as np
 
 from quarl.actorq.counters import TIMES, Actor, Control, Counters, Learner, Node, Publisher, Relay, percentile
 
-COUNTS = (Actor.STEPS, Actor.PULLS, Actor.SKIPPED, Actor.ERRORS, Actor.DROPPED, Actor.VERSION, Actor.INCARNATION)
+COUNTS = (
+    *(Actor.STEPS, Actor.EPISODES, Actor.PULLS, Actor.SKIPPED, Actor.DEATHS, Actor.ERRORS, Actor.DROPPED),
+    *(Actor.VERSION, Actor.INCARNATION),
+)
 WORK = (
     *(Learner.TRAIN_S, Learner.INSERT_S, Learner.PUSH_S, Learner.WAIT_S, Learner.CHECKPOINT_S),
     *(Learner.ROLLBACKS, Learner.DUPLICATES, Learner.GAPS),
@@ -19,6 +23,24 @@ MACHINE = (
     *(Node.BEGUN, Node.ANSWERS, Node.ACTORS, Node.DEATHS, Node.VERSION),
     *(Node.ROWS, Node.ROWS_BYTES, Node.WEIGHTS_BYTES),
 )
+RESOLUTION = 720
+"""Rows that remain of each doubling of age: a figure over any span up to now has twice as many or more."""
+
+
+def spacing_s(age_s: float) -> float:
+    """Return the seconds between rows of this age: a power of two, at most a 720th of it, or one second."""
+    return 2.0 ** max(math.floor(math.log2(max(age_s, 1.0) / RESOLUTION)), 0)
+
+
+def thin(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows that have their spacing by the training clock, with the first and last row of each start."""
+    newest, kept = max((row["clock_s"] for row in rows), default=0.0), []
+    for before, row, after in zip([*rows[:1], *rows[:-1]], rows, [*rows[1:], *rows[-1:]], strict=True):
+        span = spacing_s(newest - row["clock_s"])
+        is_edge = row is before or row is after or not before["wall_s"] <= row["wall_s"] <= after["wall_s"]
+        if is_edge or row["clock_s"] // span != after["clock_s"] // span:
+            kept.append(row)
+    return kept
 
 
 def row(counters: Counters, wall_s: float, before: dict[str, Any] | None = None) -> dict[str, Any]:

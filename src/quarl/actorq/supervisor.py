@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Generator
 from functools import partial
@@ -17,6 +18,7 @@ from quarl.actorq.build import build, limiter_of, recalled
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.counters import Control, Learner
 from quarl.actorq.family import ActorFamily
+from quarl.actorq.faults import Faults
 from quarl.actorq.run_options import begun
 from quarl.actorq.segment import segment_dtype
 from quarl.actorq.weights import Template
@@ -25,7 +27,7 @@ from quarl.config import ActorQConfig
 from quarl.errors import QuarlError, detail, in_one_line, note
 from quarl.files import Dispensable, append_row, locked, read_rows, write_rows
 from quarl.machine import usable_cores
-from quarl.processes.child import Children
+from quarl.processes.child import Children, Fault
 from quarl.processes.signals import ONCE_MORE, SIGNALLED, Interrupts
 from quarl.runs.folder import RunFolder
 from quarl.runs.outcome import Ended
@@ -36,6 +38,8 @@ RING_BYTES = 64 * 2**20
 TICK_S = 0.05
 ROW_S = 1.0
 """Seconds between two rows of metrics."""
+THIN_ROWS = 1000
+"""Rows of metrics that are added before the file is thinned."""
 ALONE = {"rollout/ep_rew_mean": "return_mean", "time/fps": "timesteps_per_s", "train/loss": "loss"}
 """Learner tags that the supervisor writes for trackers that allow only one process per run."""
 CATCH_UP_S = 30.0
@@ -47,7 +51,7 @@ FINISH_S = 30.0
 SAVE_S = 120.0
 """Seconds for a learner that writes its last checkpoint: a large replay takes time. The next signal ends it."""
 USAGE, TOO_FEW = 2, 4
-"""Exit codes: a user error; fewer actors than --min-actors."""
+"""Exit codes: a user error; fewer actors than --min-actors, or none that gets anywhere."""
 
 
 class Supervisor(roles.Supervisor):
@@ -58,7 +62,7 @@ class Supervisor(roles.Supervisor):
         config: ActorQConfig,
         say: Callable[[str], None],
         open_channel: Callable[[int, int, np.dtype[Any], int], roles.Channel] = LocalChannel.create,
-        children: Callable[[Callable[[str], None]], Children] = Children,
+        children: Callable[[], Children] = Children,
         family: Callable[..., ActorFamily] = ActorFamily,
     ) -> None:
         """Resolve the options, and create the channel and the workers without starting them.
@@ -83,15 +87,18 @@ class Supervisor(roles.Supervisor):
         rows = ring_rows(dtype.itemsize, config.num_envs)
         self.channel: roles.Channel = open_channel(config.num_actors, self.template.num_floats, dtype, rows)
         self.counters = self.channel.counters
+        self.faults = Faults(config.output, say, self.counters.learner)
         try:
             self.evaluator = ActorsEvaluator(config, self.template, self.channel, say)
-            self.workers = Workers(config, self.template, self.channel, environment, say, family)
+            self.workers = Workers(config, self.template, self.channel, environment, self._hear, family)
         except BaseException:
             self.channel.remove()
             raise
-        self.children = children(say)
+        self.children = children()
         self.interrupts = Interrupts(self.close)
         self.files, self._metrics = Dispensable(say), RunFolder(config.output).metrics
+        self._num_rows, self._next_point = 0, 0.0
+        """Rows since the file was thinned; training clock at which the tracker gets its next point."""
         self.picked_up = False
 
     def run(self) -> Generator[dict[str, Any]]:
@@ -113,7 +120,10 @@ class Supervisor(roles.Supervisor):
                         previous = metrics.row(self.counters, time.perf_counter() - started, previous)
                         self._log(previous)
                         yield previous
-                # Evaluate the last weights, and set the result.
+                # Count the last faults, evaluate the last weights, and set the result.
+                self.children.kill()  # after the learner's death, actors still act
+                self.workers.look()
+                self.faults.look(last=True)
                 last = metrics.row(self.counters, time.perf_counter() - started, previous)
                 if began := bool(self.counters.learner[Learner.READY]):
                     self._log(last)
@@ -145,11 +155,10 @@ class Supervisor(roles.Supervisor):
             return self._learner_left()
         # Kill hung processes, and restart dead ones.
         workers.look()
-        if not workers.publisher.alive():
-            self.children.revive(workers.publisher)
-            if workers.publisher.parked:
-                self._wind_up()
-                return self._over(1, "the publisher keeps dying")
+        self.faults.look()
+        if self._revive_publisher():
+            self._wind_up()
+            return self._over(1, "the publisher keeps dying")
         if mistake := workers.actors.revive(self.children):
             self._wind_up()
             return USAGE, mistake
@@ -160,12 +169,30 @@ class Supervisor(roles.Supervisor):
             left = f"only {at_work} of {config.actors} actors are left and --min-actors is {config.min_actors}"
             self._wind_up()
             return self._over(TOO_FEW, left)
+        if workers.are_barren():
+            self._wind_up()
+            span, reason = "in its last ten replacements", self.faults.rows[-1]["reason"]
+            return self._over(TOO_FEW, f"no actor completed an episode or 1,000 steps {span} ({reason})")
         # Play an evaluation that the learner waits for.
         if cells[Learner.EVALUATIONS] > control[Control.EVALUATED]:
             if self._catch_up() and self._evaluate() and self.evaluator.reached:
                 control[Control.FINISH] = 1
             control[Control.EVALUATED] = cells[Learner.EVALUATIONS]
         return None
+
+    def _hear(self, news: str | Fault) -> None:
+        """Print a line for the user; a fault is also counted."""
+        if isinstance(news, str):
+            self.say(news)
+        else:
+            self.faults.tell(news)
+
+    def _revive_publisher(self) -> bool:
+        """Restart a dead publisher; return True if it died too often."""
+        publisher = self.workers.publisher
+        if not publisher.alive() and (fault := self.children.revive(publisher)):
+            self.faults.tell(fault)
+        return publisher.parked
 
     def _over(self, code: int, why: str) -> tuple[int, str]:
         """Return the exit code and a message that explains how to resume."""
@@ -175,7 +202,7 @@ class Supervisor(roles.Supervisor):
         """Restore the run's evaluations, which may already have reached the target."""
         self.picked_up, began_at = True, int(self.counters.learner[Learner.BEGAN_AT])
         self.evaluator.resume(began_at)
-        self.files.write(lambda: write_rows(self._metrics, read_rows(self._metrics, began_at)))
+        self._thin(began_at)
         if self.evaluator.reached_s is not None:
             self.say(f"--target {self.config.target:g} was reached; set a higher one to continue training")
             self.counters.control[Control.FINISH] = 1
@@ -188,9 +215,11 @@ class Supervisor(roles.Supervisor):
             self.children.wind_up(GRACE_S)
             signal = self.interrupts.number
             return (0, "") if signal is None else self._over(SIGNALLED + signal, "stopped after its last update")
-        reason = self.workers.learner.reason()
         if not self.workers.learner.result.mistake:
-            return self._over(1, f"the learner died ({reason})")
+            fault = self.workers.learner.fault("died", "the run ends")
+            self.faults.record(fault)
+            return self._over(1, f"the {fault}")
+        reason = self.workers.learner.reason()
         return self._over(USAGE, reason) if self.counters.learner[Learner.TIMESTEPS] else (USAGE, reason)
 
     def _conclude(self) -> tuple[int, str]:
@@ -222,8 +251,7 @@ class Supervisor(roles.Supervisor):
         while self.channel.packed.version < self.channel.floats.version and time.monotonic() < deadline:
             if self.interrupts.number is not None:
                 return False
-            if not self.workers.publisher.alive() and not self.workers.publisher.parked:
-                self.children.revive(self.workers.publisher)
+            self._revive_publisher()
             time.sleep(0.005)
         return True
 
@@ -243,12 +271,21 @@ class Supervisor(roles.Supervisor):
 
     def _log(self, row: dict[str, Any]) -> None:
         self.files.write(lambda: append_row(self._metrics, row))
-        if self.config.track != "none":  # beside the learner's own Stable-Baselines3 tags
+        self._num_rows += 1
+        if self._num_rows == THIN_ROWS:
+            self._thin(math.inf)
+        if self.config.track != "none" and row["clock_s"] >= self._next_point:  # beside the learner's own tags
+            self._next_point = row["clock_s"] + metrics.spacing_s(row["clock_s"])
             for name, value in metrics.scalars(row).items():
                 self.evaluator.logger.record(f"actorq/{name}", value)
             for tag, name in ALONE.items() if self.config.track != "tensorboard" else ():
                 self.evaluator.logger.record(tag, row[name])
             self.evaluator.logger.dump(row["timesteps"])
+
+    def _thin(self, timesteps: float) -> None:
+        """Thin the rows of metrics up to a step, and drop later ones."""
+        rows, self._num_rows = read_rows(self._metrics, timesteps, ("clock_s", "wall_s")), 0
+        self.files.write(lambda: write_rows(self._metrics, metrics.thin(rows)))
 
     def close(self) -> None:
         """End every process and free the memory; repeated calls are harmless."""
@@ -267,7 +304,7 @@ class Supervisor(roles.Supervisor):
             **{name: last[name] for name in ("clock_s", "wall_s", "timesteps", "updates", "samples_per_insert")},
             "reached_s": self.evaluator.reached_s,
             "final": evaluations[-1] if evaluations else None,
-            "actor_deaths": self.workers.actors.num_deaths,
+            "actor_deaths": self.faults.total("actor ", "died"),
         }
 
 

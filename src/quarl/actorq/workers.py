@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+import numpy as np
+
 from quarl.actorq import learner, publisher
-from quarl.actorq.counters import Publisher
+from quarl.actorq.counters import Actor, Publisher
 from quarl.actorq.exploration import ladder
 from quarl.actorq.family import BLIND_S, ActorFamily, Watchdog
 from quarl.actorq.learner import LearnerSpec
@@ -16,10 +18,12 @@ from quarl.actorq.versions import Versions
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
 from quarl.envs.checked import Recalled
-from quarl.processes.child import Child
+from quarl.processes.child import Child, Fault
 
 PUBLISHER_S = 30.0
 """Seconds without a heartbeat after which a publisher counts as hung."""
+REPLACEMENTS, ENOUGH = 10, (1, 1000)
+"""Replacements within which an actor must complete so many episodes or so many steps."""
 
 
 class Workers:
@@ -34,7 +38,7 @@ class Workers:
         template: Template,
         channel: Channel,
         environment: Recalled,
-        say: Callable[[str], None],
+        say: Callable[[str | Fault], None],
         family: Callable[..., ActorFamily] = ActorFamily,
     ) -> None:
         """Prepare the children without starting them.
@@ -44,10 +48,13 @@ class Workers:
             template: Layout of the weights.
             channel: Channel of the run.
             environment: Environment data for the learner's model, which plays nothing.
-            say: Receives warnings for the user.
+            say: Receives faults and lines for the user.
             family: Creates the actors.
         """
-        self._cells, self._watchdog = channel.counters.publisher, Watchdog(BLIND_S, say)
+        self._counters, self._watchdog = channel.counters, Watchdog(BLIND_S)
+        self._done = self._counters.actors[:, [Actor.EPISODES, Actor.STEPS]]
+        """Episodes and steps of each actor when it last did enough, and its replacements up to then."""
+        self._replaced, self._each = np.zeros(config.num_actors), REPLACEMENTS * config.num_envs
         cores, *cores_of_actors = _cores(config.num_actors, config.learner_threads, alone=channel.alone())
         of_learner = LearnerSpec(config=config, channel=channel, environment=environment, cores=cores)
         self.learner = Child("learner", learner.main, of_learner, config.output / "learner.log")
@@ -68,8 +75,20 @@ class Workers:
         """Kill hung processes; reviving them is the caller's task."""
         self.actors.look()
         self._watchdog.tick()
-        heard = float(self._cells[Publisher.HEARTBEAT_S])
-        self._watchdog.watch(self.publisher, heard, PUBLISHER_S, "the publisher gave no sign of life")
+        heard = float(self._counters.publisher[Publisher.HEARTBEAT_S])
+        self._watchdog.watch(self.publisher, heard, PUBLISHER_S, "no sign of life")
+
+    def are_barren(self) -> bool:
+        """Return True if no actor completed an episode or 1,000 steps in its last ten replacements.
+
+        Replacements are of its process and of its environments: ten for each of these.
+        """
+        cells = self._counters.actors
+        done, replaced = cells[:, [Actor.EPISODES, Actor.STEPS]], cells[:, Actor.DEATHS] + cells[:, Actor.ERRORS]
+        enough = (done - self._done >= ENOUGH).any(axis=1)
+        self._done[enough], self._replaced[enough] = done[enough], replaced[enough]
+        parked = np.array([child.parked for child in self.actors.children])
+        return bool((parked | (replaced - self._replaced >= self._each)).all())
 
 
 def _cores(actors: int, learner_threads: int, *, alone: bool) -> list[frozenset[int] | None]:

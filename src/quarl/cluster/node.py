@@ -22,7 +22,7 @@ from quarl.arrays import Array
 from quarl.cluster import begin_here
 from quarl.config import ActorQConfig
 from quarl.files import temporary_folder
-from quarl.processes.child import Children
+from quarl.processes.child import Children, Fault
 
 NAP_S, LONG_NAP_S = 0.002, 0.02
 """Seconds between two checks of the rings: if actors will soon reach their limit, and at most."""
@@ -67,9 +67,8 @@ class Report:
     """Latencies and blocked times of its actors so far; not in every report."""
     alive: int
     at_work: int
-    deaths: int
     cpu_s: float
-    said: Sequence[str]
+    said: Sequence[str | Fault]
     mistake: str
     """User error in the words of the actors' machine; empty if there is none."""
 
@@ -80,7 +79,7 @@ class NodeAgent:
     def __init__(self) -> None:
         self._stop: threading.Event | None = None
         self._folder = ExitStack()
-        self._said: list[str] = []
+        self._said: list[str | Fault] = []
         self._mistake = ""
 
     def begin(self, order: Order) -> str:
@@ -102,7 +101,7 @@ class NodeAgent:
 
     def _keep(self, stop: threading.Event) -> None:
         """Start the actors, and restart those that die, until the end."""
-        children = Children(self._said.append)
+        children = Children()
         try:
             for child in self._family.children:
                 children.start(child)
@@ -159,7 +158,6 @@ class NodeAgent:
             histograms=histograms,
             alive=self._family.num_alive,
             at_work=self._family.num_at_work,
-            deaths=self._family.num_deaths,
             cpu_s=time.process_time(),
             said=said,
             mistake=self._mistake,

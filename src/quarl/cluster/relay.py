@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from quarl.cluster.leases import Leases
 from quarl.cluster.node import NodeAgent, Order, Report
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError, in_one_line
+from quarl.processes.child import Fault
 
 PIECE_ROWS, PIECE_S = 16_000, 0.1
 """Maximum number of segments in a batch, and maximum seconds of waiting for them."""
@@ -100,7 +101,7 @@ class _Machine:
 class RelayLoop(roles.Role):
     """A loop that calls agents and handles their answers a few hundred times a second; no call is for a single step."""
 
-    def __init__(self, spec: RelaySpec, say: Callable[[str], None]) -> None:
+    def __init__(self, spec: RelaySpec, say: Callable[[str | Fault], None]) -> None:
         super().__init__(spec)
         # Connect to the cluster before Ray is imported.
         assert isinstance(self.channel, LocalChannel)
@@ -299,17 +300,20 @@ class RelayLoop(roles.Role):
         cells[Node.PIECE_S] = DECAY * cells[Node.PIECE_S] + (1 - DECAY) * took
         cells[Node.ROWS] += len(rows)
         cells[Node.ROWS_BYTES] += rows.nbytes
-        cells[Node.ACTORS], cells[Node.AT_WORK], cells[Node.DEATHS] = report.alive, report.at_work, report.deaths
+        cells[Node.ACTORS], cells[Node.AT_WORK] = report.alive, report.at_work
+        cells[Node.DEATHS] = shown[:, Actor.DEATHS].sum()
         cells[Node.CPU_S] = report.cpu_s
-        for line in report.said:
-            self.say(f"{machine.name}: {line}")
+        for news in report.said:
+            name = machine.name
+            self.say(f"{name}: {news}" if isinstance(news, str) else replace(news, who=f"{news.who} of {name}"))
         if report.mistake:
             raise QuarlError(f"{machine.name}: {report.mistake}")
 
     def _lose(self, machine: _Machine, why: str) -> None:
         """Handle the loss of an agent; Ray starts another one there, or on another machine."""
         if machine.begun:
-            self.say(f"{machine.name}: the machine's agent is lost ({why}); the run continues without its actors")
+            then = "the run continues without its actors"
+            self.say(Fault(who=f"machine {machine.name}", event="was lost", reason=why, then=then))
         machine.begun, machine.loading, machine.waiting = False, None, []
         machine.calls.clear()
         machine.not_before = time.monotonic() + AGAIN_S

@@ -20,7 +20,7 @@ from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
 from quarl.files import temporary_folder
 from quarl.formats import counted
-from quarl.processes.child import Child, Children
+from quarl.processes.child import Child, Children, Fault
 
 RELAY_S = 30.0
 """Seconds without a heartbeat after which a relay counts as hung."""
@@ -48,7 +48,7 @@ class ClusterFamily(ActorFamily):
         rungs: Sequence[float],
         cores: Sequence[frozenset[int] | None],
         incarnation: int,
-        say: Callable[[str], None],
+        say: Callable[[str | Fault], None],
     ) -> None:
         """Prepare the relay without starting it.
 
@@ -59,9 +59,9 @@ class ClusterFamily(ActorFamily):
             rungs: Exploration rung of each actor of all machines.
             cores: CPU cores of each actor at `home`.
             incarnation: Number above all that the run ever had.
-            say: Receives warnings for the user.
+            say: Receives faults and lines for the user.
         """
-        self._counters, self._say, self._watchdog = channel.counters, say, Watchdog(BLIND_S, say)
+        self._counters, self._say, self._watchdog = channel.counters, say, Watchdog(BLIND_S)
         self._counters.nodes[:, Node.AT_WORK] = len(rungs) // cluster.num_nodes
         log = config.output / "relay.log"
         spec = RelaySpec(
@@ -85,26 +85,23 @@ class ClusterFamily(ActorFamily):
     def num_at_work(self) -> int:
         return 0 if self.relay.parked else int(self._counters.nodes[:, Node.AT_WORK].sum())
 
-    @property
-    def num_deaths(self) -> int:
-        return int(self._counters.nodes[:, Node.DEATHS].sum())
-
     def look(self) -> None:
         """Kill a relay that hangs, and pass on its messages."""
         self._watchdog.tick()
         heard = float(self._counters.relay[Relay.HEARTBEAT_S])
-        self._watchdog.watch(self.relay, heard, RELAY_S, "the relay gave no sign of life")
+        self._watchdog.watch(self.relay, heard, RELAY_S, "no sign of life")
         with contextlib.suppress(OSError):  # it has just died
             while self.relay.alive() and self.relay.link.poll():
-                if isinstance(line := self.relay.hear(), str):
-                    self._say(line)
+                if isinstance(news := self.relay.hear(), str | Fault):
+                    self._say(news)
 
     def revive(self, children: Children) -> str:
         """Restart a dead relay, whose machines then begin again; return the reason if it died of a user error."""
         if not self.relay.alive() and not self.relay.parked:
             if self.relay.result.mistake:
                 return self.relay.reason()
-            children.revive(self.relay)
+            if fault := children.revive(self.relay):
+                self._say(fault)
         return ""
 
 

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from quarl.runs.folder import RunFolder
 from quarl.runs.new_model import check_environment
 
 PLAN_STAGES = 3
+MINUTE_S = 60.0
+"""Seconds between two lines of progress without a terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +111,7 @@ def _train(config: ActorQConfig, notes: list[str]) -> Supervisor:
         config = supervisor.config
         warn_about_cores(config)
         for row in rows:
-            show(_table(config, row, supervisor.evaluator.entries))
+            show(config, row, supervisor.evaluator.entries)
     return supervisor
 
 
@@ -156,13 +159,51 @@ def _plan(config: ActorQConfig) -> int:
 
 
 @contextlib.contextmanager
-def _view(console: Console) -> Iterator[Any]:
-    """Yield a function that shows a table in place on a terminal; elsewhere it does nothing."""
+def _view(console: Console) -> Iterator[Callable[[ActorQConfig, dict[str, Any], list[dict[str, Any]]], None]]:
+    """Yield a function that shows a table in place on a terminal, and prints lines elsewhere."""
     if not console.is_terminal:
-        yield lambda table: None
+        yield Lines()
         return
     with Live(console=console, refresh_per_second=4) as live:
-        yield live.update
+        yield lambda *shown: live.update(_table(*shown))
+
+
+class Lines:
+    """Progress without a terminal: a line for each evaluation, and one a minute."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, Any] | None = None
+        self._told = 0
+
+    def __call__(self, config: ActorQConfig, row: dict[str, Any], evaluations: list[dict[str, Any]]) -> None:
+        """Print what is due.
+
+        Args:
+            config: Options of the run.
+            row: Current row of metrics.
+            evaluations: All evaluations of the run, of earlier starts too.
+        """
+        if self._before is None:
+            self._before, self._told = row, len(evaluations) if config.resume else 0
+        for entry in evaluations[self._told :]:
+            returns = {"fp32": "return", config.actor_precision: "return_quantised"}
+            played = ", ".join(
+                f"{label} {formats.estimate(entry[name], entry[f'{name}_low'], entry[f'{name}_high'])}"
+                for label, name in returns.items()
+                if name in entry
+            )
+            terminal.note(f"evaluation at step {entry['timesteps']:,}: {played}")
+        self._told = len(evaluations)
+        if (span_s := row["wall_s"] - self._before["wall_s"]) >= MINUTE_S:
+            made = {name: row[name] - self._before[name] for name in ("timesteps", "updates")}
+            goals = ("timesteps", config.steps), ("updates", config.updates)
+            left = [(goal - row[name]) / made[name] * span_s for name, goal in goals if goal and made[name] > 0]
+            terminal.note(
+                f"{row['timesteps']:,} of {config.steps:,} steps, {row['updates']:,} updates, "
+                f"{_rate(made['timesteps'] / span_s)} steps/s, return {_rate(row['return_mean'])}, "
+                f"{timedelta(seconds=round(min(left))) if left else 'unknown time'} left"
+            )
+            self._before = row
 
 
 def _table(config: ActorQConfig, row: dict[str, Any], evaluations: list[dict[str, Any]]) -> Table:

@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from quarl import qat, stats
+from quarl.actorq.faults import FaultRow
 from quarl.actorq.supervisor import Supervisor
 from quarl.config.learner_options import LearnerOptions
 from quarl.files import read_rows
@@ -36,6 +37,8 @@ DOES: Mapping[str, str] = {
     **{"pull_s": "weights", "deserialize_s": "weights", "load_s": "weights", "wait_s": WAIT, "stale_s": WAIT},
 }
 """Activity of a process by the name of its seconds in rows of metrics."""
+LISTED = 500
+"""Most rows in the table of faults."""
 
 
 def of_train(session: Training, row: TrainRow | None, sentences: Sequence[str]) -> Path:
@@ -97,13 +100,11 @@ def of_actorq(supervisor: Supervisor, sentences: Sequence[str]) -> Path:
         for entry in supervisor.evaluator.entries
         if name in entry
     ]
-    # counters of a resumed run restart at 0: collect the first and last row of each part
-    turns = [(a, b) for a, b in pairwise(metrics) if b["publisher"]["published"] < a["publisher"]["published"]]
-    begun, ended = [metrics[0], *(after for _, after in turns)], [*(before for before, _ in turns), metrics[-1]]
-    last, publisher = metrics[-1], metrics[-1]["publisher"]
-    first, actors = ([actor for row in rows for actor in row["actors"]] for rows in (begun, ended))
-    count = {name: sum(actor[name] for actor in actors) for name in ("pulls", "skipped", "errors", "incarnation")}
-    replaced = count["incarnation"] - sum(actor["incarnation"] for actor in first)
+    # counters of a resumed run restart at 0, as its wall clock does: collect the last row of each part
+    turns = [(a, b) for a, b in pairwise(metrics) if b["wall_s"] < a["wall_s"]]
+    ended = [*(before for before, _ in turns), metrics[-1]]
+    last, publisher, faults = metrics[-1], metrics[-1]["publisher"], supervisor.faults
+    count = {name: sum(actor[name] for row in ended for actor in row["actors"]) for name in ("pulls", "skipped")}
     asked = "the algorithm's own ratio" if config.samples_per_insert is None else f"{config.samples_per_insert:g}"
     facts = {
         "actors": f"{config.actors} in {config.actor_precision} on {config.engine}",
@@ -114,14 +115,17 @@ def of_actorq(supervisor: Supervisor, sentences: Sequence[str]) -> Path:
         f"{count['pulls'] - count['skipped']:,} taken by actors",
         "a version": f"{size(round(publisher['bytes_per_version'] or 0))} on the wire, "
         f"{100 * (publisher['share_of_fp32'] or 0):.0f} % of float32",
-        "faults": f"{replaced} actors replaced, {count['errors']} environments remade",
+        "faults": f"{faults.total('actor ', 'died'):,} deaths of actors, {faults.total('publisher', 'died'):,} of the "
+        f"publisher; {faults.total('environment', 'raised'):,} environments raised and were replaced",
     }
     title, spent = f"{config.algo} on {config.env}", _spent(ended, last["clock_s"])
     figures = (
         ("", ages.__doc__ or "", ages(metrics[:-1] or metrics, f"{title}: age of the weights")),
         ("", processes.__doc__ or "", processes(spent, f"{title}: where time went")),
     )
-    return _write(folder, config, facts, sentences, [], points, metrics, *figures)
+    table = [("Faults", tables.cells(FaultRow, faults.rows[-LISTED:]))] if faults.rows else []
+    sentences = [line for line in sentences if line not in faults.lines]
+    return _write(folder, config, facts, sentences, table, points, metrics, *figures)
 
 
 def _spent(ended: Sequence[Fields], clock_s: float) -> Mapping[str, Mapping[str, float]]:

@@ -17,7 +17,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from quarl import errors
 from quarl.processes.inside import Result, attempt, note, parent_id, print_to, settle
 from quarl.processes.signals import SIGNALS, leave
 
@@ -34,6 +33,28 @@ EXIT_S = 2.0
 """Seconds for a process to exit after its last message."""
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """Variables of libraries that read them on import: a job has one core, and equal jobs must give equal bits."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A fault of a run, or several equal ones."""
+
+    who: str
+    """The process or the part of it that failed, such as "actor 0"."""
+    event: str
+    """Verb of the failure, such as "died"."""
+    reason: str
+    then: str
+    """Consequence, such as "restarted"."""
+    log: Path | None = None
+    """File with the details."""
+    count: int = 1
+
+    def __str__(self) -> str:
+        """Return the line for the user."""
+        times = f" {self.count} times" if self.count > 1 else ""
+        where = "" if self.log is None else f"; see {self.log}"
+        return f"{self.who} {self.event}{times} ({self.reason}): {self.then}{where}"
 
 
 class Child:
@@ -66,7 +87,8 @@ class Child:
         """Time of the last start, by time.monotonic()."""
         self.worked_s = 0.0
         """Seconds of work of all its incarnations, counted by the watchdog."""
-        self.num_deaths = 0
+        self.blame = ""
+        """Reason for which the watchdog killed it; empty if it did not."""
         self.recent: list[float] = []
         """Values of `worked_s` at its latest deaths."""
         self.not_before = 0.0
@@ -93,7 +115,7 @@ class Child:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
         self.process, self._result = process, None
-        self.started, self.not_before = time.monotonic(), 0.0
+        self.started, self.not_before, self.blame = time.monotonic(), 0.0, ""
 
     def alive(self) -> bool:
         return self.process is not None and self.process.is_alive()
@@ -149,15 +171,21 @@ class Child:
         return self._result
 
     def reason(self) -> str:
-        """Return the reason of its death: its error, or the signal or exit code that ended it."""
-        return self.result.cause or self.result.error
+        """Return the reason of its death: its error, or the signal, exit code or watchdog that ended it."""
+        return self.blame or self.result.cause or self.result.error
+
+    def fault(self, event: str, then: str) -> Fault:
+        """Return its death as a fault, and write it to its log."""
+        reason = self.reason()
+        if self.log is not None:
+            note(self.log, f"{time.strftime('%F %T')}: {self.name} died ({reason})")
+        return Fault(who=self.name, event=event, reason=reason, then=then, log=self.log)
 
 
 class Children:
     """All children of a supervisor."""
 
-    def __init__(self, say: Callable[[str], None] = errors.note) -> None:
-        self._say = say
+    def __init__(self) -> None:
         self._members: list[Child] = []
         # Kill them however this process exits: multiprocessing itself would wait for them.
         atexit.register(self.kill)
@@ -167,24 +195,26 @@ class Children:
         self._members = [*(member for member in self.alive() if member is not child), child]
         child.start()
 
-    def revive(self, child: Child) -> None:
-        """Restart a dead child when its pause is over, or park it; called repeatedly."""
+    def revive(self, child: Child) -> Fault | None:
+        """Restart a dead child when its pause is over, or park it; called repeatedly.
+
+        Returns:
+            Its death, on the first call after it.
+        """
         if child.parked:
-            return
+            return None
         if not child.not_before:  # it has just died
-            child.num_deaths += 1
             child.recent = [*(t for t in child.recent if child.worked_s - t < WITHIN_S), child.worked_s]
             child.parked = len(child.recent) >= DEATHS
             child.not_before = time.monotonic() + FIRST_PAUSE_S * 2 ** (len(child.recent) - 1)
             if child.parked:
-                where = f"; see {child.log}" if child.log is not None and child.log.exists() else ""
-                self._say(
-                    f"{child.name} died {DEATHS} times in {WITHIN_S:g} s of work ({child.reason()}): parked{where}"
-                )
-        elif child.not_before <= time.monotonic():
+                return child.fault(f"died {DEATHS} times in {WITHIN_S:g} s of work", "parked")
+            return child.fault("died", "restarted")
+        if child.not_before <= time.monotonic():
             if hasattr(child.spec, "incarnation"):
                 child.spec = dataclasses.replace(child.spec, incarnation=child.spec.incarnation + 1)
             self.start(child)
+        return None
 
     def alive(self) -> list[Child]:
         return [child for child in self._members if child.alive()]

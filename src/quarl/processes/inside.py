@@ -47,7 +47,7 @@ class Result:
         name = f"signal {-code}"
         with contextlib.suppress(ValueError):
             name = signal.Signals(-code).name
-        return cls(error=f"its process was ended by {name}", cause=name)
+        return cls(error=f"its process was ended by {name}", cause=f"killed by {name}")
 
 
 def settle(parent: int, name: str = "", *, apart: bool = False) -> None:

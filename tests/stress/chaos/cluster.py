@@ -26,7 +26,7 @@ ANSWERS_S, ROWS_S, NOTICED_S, LEFT_S = 5.0, 20.0, 30.0, 10.0
 """Allowed until a killed agent's successor answers, until its actors' rows come, until a lost machine is noticed, and
 until nothing is left of it once it goes on."""
 LOCAL = ("--cluster", "local", "--actors-per-node")
-BACK, LOST = "the machine is back", re.compile("the machine's agent is lost|the machine has not answered")
+BACK, LOST = "the machine is back", re.compile("machine .* was lost")
 AGENT, RAYLET, ACTOR = "ray::NodeAgent", "raylet", "quarl-actor"
 STEP = {"step_s": 0.004}
 
@@ -117,6 +117,9 @@ def agents_killed(folder: Path, rng: random.Random, *, kills: int, every_s: floa
     laws, answers, new_rows = Laws(), [], []
     with Run(folder, *LOCAL, str(each), "-n", "1000000", chaos=STEP) as run:
         at_work(run)
+        actor = next(pid for pid, name in names(run.members()).items() if name.startswith(ACTOR))
+        os.kill(actor, signal.SIGKILL)
+        run.until(lambda: " died (killed by SIGKILL): restarted" in run.text())
         for number in range(kills):
             time.sleep(rng.uniform(0, every_s))
             agents = [pid for pid, name in names(run.members()).items() if name.startswith(AGENT)]
@@ -125,6 +128,10 @@ def agents_killed(folder: Path, rng: random.Random, *, kills: int, every_s: floa
             answers.append(round(run.until(lambda number=number: run.text().count(BACK) > number), 2))
             new_rows.append(round(answers[-1] + run.until(lambda begun=begun: has_begun(run, begun)), 2))
         found = ended(run, laws, run.counts)
+        laws.hold("every kill is counted", (run.faults("actor "), run.faults("machine", "was lost")) == (1, kills))
+        deaths = (sum(each["deaths"] for each in run.rows()[-1][group]) for group in ("actors", "machines"))
+        laws.hold("an actor's death too, over its agents", (*deaths,) == (1, 1))
+        laws.hold("told", run.told("machine ", "was lost", "Actor"))
     laws.hold(f"the agent answers within {ANSWERS_S:g} s", max(answers) <= ANSWERS_S)
     laws.hold(f"its actors' rows come within {ROWS_S:g} s", max(new_rows) <= ROWS_S)
     laws.hold("one agent a kill began anew", found["begins"] == 2 + kills)

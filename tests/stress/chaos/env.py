@@ -63,6 +63,7 @@ class Chaos(gymnasium.Env[NDArray[np.float32], int]):
 
     def step(self, action: int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
         if self.raises or self.np_random.random() < self.raise_p:
+            (self.folder / f"raised {self.name} {os.getpid()} {self._made}").touch()
             raise RuntimeError("the simulation broke down")
         if self.exits and self.step_number == LENGTH // 2:
             os._exit(9)

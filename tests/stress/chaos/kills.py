@@ -34,6 +34,8 @@ def actors_killed(folder: Path, rng: random.Random, *, kills: int, every_s: floa
         laws.hold("no duplicate and no gap", learner["duplicates"] == learner["gaps"] == 0)
         laws.hold("all steps of the run are in replay", last["timesteps"] == steps)
         laws.hold("no shared memory left", not run.shared_files())
+        laws.hold("every kill is counted", run.faults("actor ") == kills)
+        laws.hold("told", all(run.told(f"actor {i}", "died", "killed by SIGKILL") for i in range(min(kills, 4))))
         found = {"kills": kills, "rc": code, "back_s": back, "lost": run.lost()}
     return found | {"duplicates": learner["duplicates"], "gaps": learner["gaps"], "failed": laws.failed}
 
@@ -126,6 +128,9 @@ def publisher_stopped(folder: Path, rng: random.Random, *, kills: int, frozen_s:
         laws.hold("no row older than the bound", last["staleness_max"] <= BOUND)
         laws.hold("every actor waits at the bound", min(waits) > frozen_s / 4)
         laws.hold("and says so, once", run.text().count("actors wait for newer weights") == 1)
+        laws.hold("every kill is counted", run.faults("publisher") == kills)
+        laws.hold("told", run.told("publisher", "died", "killed by SIGKILL"))
+        laws.hold("told", run.told("actors", "wait for newer weights", "their weights are --max-staleness"))
         laws.hold("nothing is discarded", last["timesteps"] == steps and learner["duplicates"] == learner["gaps"] == 0)
     return {
         "kills": kills,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -102,6 +104,20 @@ class Run:
     def text(self) -> str:
         """Everything that it printed."""
         return self.log.read_text()
+
+    def told(self, who: str, event: str, reason: str) -> bool:
+        """Whether a line and the page's table tell of the fault."""
+        page = html.unescape((self.output / "report.html").read_text())
+        cells = re.escape(who), re.escape(event), re.escape(reason)
+        in_table = re.search("".join(rf"<td[^>]*>{cell}[^<]*</td>\s*" for cell in cells), page)
+        line = re.search(rf"quarl: {cells[0]}.* {cells[1]}( \d+ times)? \({cells[2]}", self.text())
+        return line is not None and in_table is not None
+
+    def faults(self, who: str, event: str = "died") -> int:
+        """How many faults of that kind all starts of the run have counted."""
+        lines = (self.output / "faults.jsonl").read_text().splitlines()
+        found = [json.loads(line) for line in lines]
+        return sum(row["count"] for row in found if row["who"].startswith(who) and row["event"].startswith(event))
 
     def rows(self) -> list[dict[str, Any]]:
         """Metrics of this start."""
