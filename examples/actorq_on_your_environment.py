@@ -5,12 +5,11 @@ name MODULE:ID, and `if __name__ == "__main__"` around the code that only the fi
 """
 
 import argparse
-import sys
 
 import gymnasium
 import numpy as np
 
-from quarl.cli import main
+import quarl
 
 
 class Tracking(gymnasium.Env[np.ndarray, np.int64]):
@@ -35,6 +34,5 @@ if "Tracking-v0" not in gymnasium.registry:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--n", type=int, default=20_000, help="environment steps")
-    n = parser.parse_args().n
-    name = "actorq_on_your_environment:Tracking-v0"
-    sys.exit(main(f"actorq --algo dqn --env {name} -n {n} --actors 1 --params learning_starts:500 -o run".split()))
+    options = {"n_timesteps": parser.parse_args().n, "params": {"learning_starts": 500}, "output": "run"}
+    print(quarl.actorq("actorq_on_your_environment:Tracking-v0", actors=1, **options).summary.final)

@@ -34,7 +34,7 @@ def agent(agents):
 @pytest.mark.slow
 def test_the_guides_python_runs_and_prints_what_its_comments_say(agents, tmp_path, monkeypatch, capsys):
     page = ROOT / "docs" / "guide" / "python.md"
-    first, table, live, mistake = (block.text for block in blocks(page) if block.language == "python")
+    first, table, _training, live, mistake = (block.text for block in blocks(page) if block.language == "python")
     assert len(first.splitlines()) <= 12
     monkeypatch.chdir(tmp_path)
     (tmp_path / "logs" / "dqn").mkdir(parents=True)

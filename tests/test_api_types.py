@@ -29,6 +29,7 @@ table = quarl.ptq(agent, [8, "w4a8"], episodes=5, margin=10)
 for row in table:
     print(row.precision, row.mean - mean, len(table), table[0].verdict, table.verdicts)
 table.agents["int8"].save("policy.tflite")
+trained: quarl.Agent = quarl.actorq("CartPole-v1", algo="dqn", params={"batch_size": 64}, net_arch=[64], actors=4).agent
 print(table.to_pandas())
 model = PPO("MlpPolicy", gymnasium.make("CartPole-v1"))
 qat.prepare(model, "w4a8")
@@ -50,6 +51,7 @@ MISTAKES = {
     'agent.save("policy.tflite", mode="static")': 'Unexpected keyword argument "mode"',
     "quarl.evaluate(agent, episods=5)": 'did you mean "episodes"?',
     "quarl.ptq(agent, episods=5)": 'did you mean "episodes"?',
+    'quarl.actorq("CartPole-v1", actr=4)': 'did you mean "actors"?',
     "quarl.from_module(model.policy, observation=(4,), had=model.action_space)": 'keyword argument "had"',
     'quarl.lode("model.zip")': "Module has no attribute",
     'qat.prepare(model, spek="w4a8")': 'Unexpected keyword argument "spek"',
@@ -88,15 +90,14 @@ def test_help_shows_what_the_package_offers_with_its_types(tmp_path):
 
 def test_the_package_lists_what_it_offers_and_imports_none_of_it_before_it_is_used(tmp_path):
     code = "import quarl, sys; print({*quarl.__all__} <= {*dir(quarl)}, 'numpy' in sys.modules, *quarl.__all__)"
-    said = "True False Agent QuarlError distill evaluate from_module from_sb3 load ptq"
+    said = "True False Agent QuarlError actorq distill evaluate from_module from_sb3 load ptq"
     assert _python("-c", code, cwd=tmp_path).split() == said.split()
 
 
 def test_functions_stay_functions_when_modules_of_the_package_are_imported(tmp_path):
-    code = (
-        "import quarl.commands.ptq, quarl.evaluation, quarl.cli; print(callable(quarl.ptq), callable(quarl.evaluate))"
-    )
-    assert _python("-c", code, cwd=tmp_path).split() == ["True", "True"]
+    code = "import quarl.commands.ptq, quarl.evaluation, quarl.cli, quarl.actorq.actor; print(*map(callable, "
+    code += "(quarl.ptq, quarl.evaluate, quarl.actorq)))"
+    assert _python("-c", code, cwd=tmp_path).split() == ["True"] * 3
 
 
 def _python(*words, cwd):

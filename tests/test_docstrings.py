@@ -22,7 +22,7 @@ from quarl.post_training.table import PtqTable
 from quarl.quant.spec import QatSpec, QuantSpec
 
 MODULES = ("quarl", "quarl.api", "quarl.errors", "quarl.evaluation", "quarl.quant.spec", "quarl.qat")
-MODULES += ("quarl.post_training.table", "quarl.qat.convert", "quarl.qat.delay", "quarl.qat.prepare")
+MODULES += ("quarl.post_training.table", "quarl.qat.convert", "quarl.qat.delay", "quarl.qat.prepare", "quarl.actorq")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 
-__all__ = ["Agent", "QuarlError", "distill", "evaluate", "from_module", "from_sb3", "load", "ptq"]
+__all__ = ["Agent", "QuarlError", "actorq", "distill", "evaluate", "from_module", "from_sb3", "load", "ptq"]
 __version__ = "0.1.0"
 MODULES = {"QuarlError": "errors", "ptq": "post_training.table"}
 """Module of a name, if that is not `api`."""
@@ -17,6 +17,8 @@ MODULES = {"QuarlError": "errors", "ptq": "post_training.table"}
 
 def __getattr__(name: str) -> object:
     # Imported on first use: `quarl --help` must not wait for numpy and the runtimes. Types: __init__.pyi.
+    if name == "actorq":
+        return importlib.import_module("quarl.actorq")  # a package that can be called
     if name in __all__:
         return getattr(importlib.import_module(f"quarl.{MODULES.get(name, 'api')}"), name)
     raise AttributeError(f"module 'quarl' has no attribute {name!r}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -18,7 +17,7 @@ from quarl.envs.rollout import Episode, Play, play
 from quarl.errors import QuarlError
 from quarl.policy.graph import QuantizedPolicy
 from quarl.processes.child import Child, Children
-from quarl.processes.inside import Result
+from quarl.processes.inside import Result, exit_if_imported
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +79,7 @@ def in_processes(job: Job, shares: list[range], report: Callable[[Episode], None
     Raises:
         QuarlError: A process died, or an error was raised in one.
     """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # a child, which imports the user's script
-        raise SystemExit('quarl: several workers import the script: put its code under if __name__ == "__main__":')
+    exit_if_imported()
     clocks: list[Clock] = []
     with contextlib.closing(Children()) as children:
         playing: dict[Connection, Child] = {}

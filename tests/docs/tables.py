@@ -22,7 +22,7 @@ CUTS_OF_RESUMED = {"-n": 4000}
 """In their place where a run goes on: it has to have more to do than the one before."""
 SPELLINGS = {"--n-timesteps": "-n"}
 CUTS_IN_TEXT = {
-    r"(?<=\.learn\()[\d_]+|(?<=n_timesteps: )[\d_]+": 4000,
+    r"(?<=\.learn\()[\d_]+|(?<=n_timesteps: )[\d_]+|(?<=n_timesteps=)[\d_]+": 4000,
     r"(?<=QuantDelay\()[\d_]+(?!\.)": 1000,
     r"(?<=episodes[=:])[\d_]+|(?<=episodes: )[\d_]+": 3,
 }

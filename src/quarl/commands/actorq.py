@@ -61,15 +61,31 @@ class ActorQRow(Row):
 
 def run(config: ActorQConfig) -> int:
     """Train to the end, or only plan; return the exit code."""
-    if not config.resume:  # a resumed run has saved the options that are not given here
-        check_environment(config.algo, environment_of(config))
     if config.plan:
+        _check_environment(config)
         return _plan(config)
+    ended, document, report = train(config, Console(stderr=True, quiet=is_quiet()))
+    if ended.result.message:
+        terminal.complain(ended.result.message)
+    if ended.result.exit_code == 0 and document is not None:
+        return terminal.finish(ended.config, document, report)
+    return ended.result.exit_code
+
+
+def train(config: ActorQConfig, console: Console) -> tuple[Supervisor, schema.Document | None, list[str]]:
+    """Train to the end, and write and print the summary and the page of a run that has begun.
+
+    Returns the supervisor with its result, the document of summary.json or None, and the printed line about the page.
+    `console` receives notes, and the live view if it is a terminal.
+    """
+    _check_environment(config)
     check_tracking(config.track)
     notes: list[str] = []
     with energy.meter(config) as meter:
-        supervisor = _train(config, notes)
+        supervisor = _train(config, notes, console)
     result, config = supervisor.result, supervisor.config
+    if not result.row:
+        return supervisor, None, []
 
     def page() -> Path:
         # imported here: matplotlib takes its time, and nothing waits for it now
@@ -77,26 +93,25 @@ def run(config: ActorQConfig) -> int:
 
         return of_actorq(supervisor, [*said, *notes])
 
-    if result.message:
-        terminal.complain(result.message)
-    if result.row:
-        if config.distill and result.exit_code == 0:
-            result.row["distilled"] = _distilled(config)
-        about = schema.Told(algo=config.algo, env_id=config.env, seed=config.seed, energy=meter.cost)
-        document = schema.document(ActorQRow, [ActorQRow(**result.row)], **about)
-        schema.write(document, config.output / "summary.json")
-        said = [result.message] if result.message else [*_sentences(config, result.row)]
-        terminal.say(*([] if result.message else said))
-        report = terminal.reported(page) if RunFolder(config.output).metrics.is_file() else []
-        terminal.say(*report)
-        if result.exit_code == 0:
-            return terminal.finish(config, document, report)
-    return result.exit_code
+    if config.distill and result.exit_code == 0:
+        result.row["distilled"] = _distilled(config)
+    about = schema.Told(algo=config.algo, env_id=config.env, seed=config.seed, energy=meter.cost)
+    document = schema.document(ActorQRow, [ActorQRow(**result.row)], **about)
+    schema.write(document, config.output / "summary.json")
+    said = [result.message] if result.message else [*_sentences(config, result.row)]
+    terminal.say(*([] if result.message else said))
+    report = terminal.reported(page) if RunFolder(config.output).metrics.is_file() else []
+    terminal.say(*report)
+    return supervisor, document, report
 
 
-def _train(config: ActorQConfig, notes: list[str]) -> Supervisor:
+def _check_environment(config: ActorQConfig) -> None:
+    if not config.resume:  # a resumed run has saved the options that are not given here
+        check_environment(config.algo, environment_of(config), config.learners)
+
+
+def _train(config: ActorQConfig, notes: list[str], console: Console) -> Supervisor:
     """Run the training with a live view and return its supervisor; `notes` receives the lines printed meanwhile."""
-    console = Console(stderr=True, quiet=is_quiet())
 
     def say(line: str) -> None:
         notes.append(line)

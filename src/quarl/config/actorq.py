@@ -26,7 +26,8 @@ COUNTS = (
     *("nodes", "actors_per_node"),
 )
 """Options whose minimum is 1."""
-ON_POLICY = ("ppo", "a2c", "trpo", "recurrentppo", "ars", "maskableppo")
+ON_POLICY = ("ppo", "a2c")
+"""Algorithms of `quarl train` that learn only from steps of their current policy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,9 +149,9 @@ class ActorQConfig(LearnerOptions):
     def check(self) -> None:
         check_types(self)
         # Refuse invalid single values.
-        if self.algo in ON_POLICY:
+        if (algo := self.algo.lower()) in ON_POLICY:
             raise UnsupportedError(
-                f"{self.algo} is on-policy, so actors cannot run ahead of it; use one of {', '.join(ALGORITHMS)}"
+                f"{algo} is on-policy, so actors cannot run ahead of it: train it with quarl train --algo {algo}"
             )
         super().check()
         at_least_one(**{name: getattr(self, name) for name in COUNTS})

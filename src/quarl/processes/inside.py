@@ -24,6 +24,9 @@ SET_PDEATHSIG, SET_NAME = 1, 15
 """Options of prctl(2)."""
 ERROR_CHARACTERS = 300
 """Maximum characters of a foreign error message in a result."""
+UNGUARDED = 78
+"""Exit code of a process that would run the user's script again."""
+GUARD = 'each process of a run imports the script: put its code under if __name__ == "__main__":'
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +45,22 @@ class Result:
     @classmethod
     def of_exit(cls, code: int) -> Result:
         """Return the result of a process without a message, from its multiprocessing exit code."""
+        if code == UNGUARDED:
+            return cls(error=GUARD, mistake=QuarlError)
         if code >= 0:
             return cls(error=f"its process ended with exit code {code}", cause=f"exit code {code}")
         name = f"signal {-code}"
         with contextlib.suppress(ValueError):
             name = signal.Signals(-code).name
         return cls(error=f"its process was ended by {name}", cause=f"killed by {name}")
+
+
+def exit_if_imported() -> None:
+    """Exit from a process of a run that imports the user's script without a guard, which would start the run again."""
+    from multiprocessing import current_process  # a local import, as in `parent_id`
+
+    if getattr(current_process(), "_inheriting", False):
+        raise SystemExit(UNGUARDED)
 
 
 def settle(parent: int, name: str = "", *, apart: bool = False) -> None:

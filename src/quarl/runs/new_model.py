@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import gymnasium
@@ -28,6 +28,7 @@ from quarl.errors import QuarlError, UnsupportedError, note
 from quarl.readers.plain_spaces import Box, from_live, observation_box
 from quarl.runs.hyperparameters import Recipe, RunOptions
 from quarl.runs.trained_agent import act_before_learning
+from quarl.specs import LEARNERS
 
 VecEnvName = Literal["auto", "dummy", "native"]
 Say = Callable[[str], None]
@@ -83,10 +84,10 @@ def _native(environment: Environment, num_envs: int, vec_env: VecEnvName, say: S
     return env
 
 
-def check_environment(algo: str, environment: Environment) -> None:
+def check_environment(algo: str, environment: Environment, learners: Sequence[str] = LEARNERS) -> None:
     """Make the environment and run `check_spaces` on it."""
     with held(environment.make) as env:
-        check_spaces(algo, environment.asked, env)
+        check_spaces(algo, environment.asked, env, learners)
         _tell_of_no_limit(env, note)
 
 
@@ -99,13 +100,16 @@ def _tell_of_no_limit(env: gymnasium.Env[Any, Any], say: Say) -> None:
         )
 
 
-def check_spaces(algo: str, env_id: str, env: VecEnv | gymnasium.Env[Any, Any]) -> Box:
+def check_spaces(
+    algo: str, env_id: str, env: VecEnv | gymnasium.Env[Any, Any], learners: Sequence[str] = LEARNERS
+) -> Box:
     """Return the observation space.
 
     Args:
         algo: Algorithm that would learn in the environment.
         env_id: Name of the environment, for messages.
         env: The environment.
+        learners: Algorithms of the verb; others that fit are advised for `quarl train`.
 
     Returns:
         The observation space as a box.
@@ -116,7 +120,8 @@ def check_spaces(algo: str, env_id: str, env: VecEnv | gymnasium.Env[Any, Any]) 
     """
     observed = from_live(env.observation_space, f"the observation space of {env_id}")
     if (reason := fits(algo, env.action_space)) is not None:
-        others = fitting(env.action_space)
+        fit = fitting(env.action_space)
+        others = [name for name in fit if name in learners] or [f"quarl train --algo {name}" for name in fit]
         advice = f"; use {' or '.join(filter(None, (', '.join(others[:-1]), others[-1])))}" if others else ""
         raise UnsupportedError(f"{algo} on {env_id} is n/a: {reason}{advice}")
     return observation_box(observed, f"the observation space of {env_id}")
