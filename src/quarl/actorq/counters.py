@@ -181,8 +181,6 @@ class Node(_Column):
     """Actors of the machine that are alive."""
     AT_WORK = auto()
     """Actors of the machine that are alive or will be restarted."""
-    DEATHS = auto()
-    """Deaths of its actors, over all its agents."""
     ROWS = auto()
     """Segments received from it."""
     ROWS_BYTES = auto()

@@ -15,9 +15,10 @@ from quarl.actorq import actor
 from quarl.actorq.actor import ActorSpec
 from quarl.actorq.counters import Actor
 from quarl.actorq.environments import BROKEN
+from quarl.actorq.faults import Fault, death
 from quarl.actorq.roles import Channel
 from quarl.config import ActorQConfig
-from quarl.processes.child import Child, Children, Fault
+from quarl.processes.child import Child, Children
 
 START_S = 120.0
 """Extra seconds for a new process until its first heartbeat: a slow import is not a hang."""
@@ -130,8 +131,8 @@ class ActorFamily:
         before, self._errors = self._errors, self._counters.actors[:, Actor.ERRORS].copy()
         for i in np.flatnonzero(self._errors > before):
             name, log, count = self.children[i].name, self.children[i].log, int(self._errors[i] - before[i])
-            reason, who = _last_error(log), f"environment of {name}"
-            self._say(Fault(who=who, event="raised", reason=reason, then="replaced", log=log, count=count))
+            who, reason, then = f"environment of {name}", _last_error(log), f"replaced; see {log}"
+            self._say(Fault(who=who, event="raised", reason=reason, then=then, count=count))
         self._staleness(time.monotonic())
 
     def revive(self, children: Children) -> str:
@@ -141,9 +142,9 @@ class ActorFamily:
                 # an actor that has worked did not die of a user error
                 if child.result.mistake and not cells[Actor.STEPS]:
                     return f"{child.name}: {child.reason()}"
-                if fault := children.revive(child):
+                if event := children.revive(child):
                     cells[Actor.DEATHS] += 1
-                    self._say(fault)
+                    self._say(death(child, event))
         return ""
 
     def _staleness(self, now: float) -> None:

@@ -20,7 +20,7 @@ WORK = (
     *(Learner.ROLLBACKS, Learner.DUPLICATES, Learner.GAPS),
 )
 MACHINE = (
-    *(Node.BEGUN, Node.ANSWERS, Node.ACTORS, Node.DEATHS, Node.VERSION),
+    *(Node.BEGUN, Node.ANSWERS, Node.ACTORS, Node.VERSION),
     *(Node.ROWS, Node.ROWS_BYTES, Node.WEIGHTS_BYTES),
 )
 RESOLUTION = 720

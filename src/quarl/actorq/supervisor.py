@@ -18,7 +18,7 @@ from quarl.actorq.build import build, limiter_of, recalled
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.counters import Control, Learner
 from quarl.actorq.family import ActorFamily
-from quarl.actorq.faults import Faults
+from quarl.actorq.faults import Faults, death
 from quarl.actorq.run_options import begun
 from quarl.actorq.segment import segment_dtype
 from quarl.actorq.weights import Template
@@ -27,7 +27,7 @@ from quarl.config import ActorQConfig
 from quarl.errors import QuarlError, detail, in_one_line, note
 from quarl.files import Dispensable, append_row, locked, read_rows, write_rows
 from quarl.machine import usable_cores
-from quarl.processes.child import Children, Fault
+from quarl.processes.child import Children
 from quarl.processes.signals import ONCE_MORE, SIGNALLED, Interrupts
 from quarl.runs.folder import RunFolder
 from quarl.runs.outcome import Ended
@@ -64,6 +64,7 @@ class Supervisor(roles.Supervisor):
         open_channel: Callable[[int, int, np.dtype[Any], int], roles.Channel] = LocalChannel.create,
         children: Callable[[], Children] = Children,
         family: Callable[..., ActorFamily] = ActorFamily,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         """Resolve the options, and create the channel and the workers without starting them.
 
@@ -74,6 +75,7 @@ class Supervisor(roles.Supervisor):
                 and the capacity of a ring.
             children: Creates the object that starts and ends processes.
             family: Creates the actors, from the arguments of ActorFamily.
+            tell: Receives the lines about faults, which the page lists by itself; None means `say`.
         """
         # Check everything that the learner would refuse.
         config = begun(config, say)
@@ -87,10 +89,10 @@ class Supervisor(roles.Supervisor):
         rows = ring_rows(dtype.itemsize, config.num_envs)
         self.channel: roles.Channel = open_channel(config.num_actors, self.template.num_floats, dtype, rows)
         self.counters = self.channel.counters
-        self.faults = Faults(config.output, say, self.counters.learner)
+        self.faults = Faults(config.output, tell or say, self.counters.learner)
         try:
             self.evaluator = ActorsEvaluator(config, self.template, self.channel, say)
-            self.workers = Workers(config, self.template, self.channel, environment, self._hear, family)
+            self.workers = Workers(config, self.template, self.channel, environment, self.faults.tell, family)
         except BaseException:
             self.channel.remove()
             raise
@@ -119,6 +121,7 @@ class Supervisor(roles.Supervisor):
                         next_row = time.perf_counter() + ROW_S
                         previous = metrics.row(self.counters, time.perf_counter() - started, previous)
                         self._log(previous)
+                        self.faults.look()
                         yield previous
                 # Count the last faults, evaluate the last weights, and set the result.
                 self.children.kill()  # after the learner's death, actors still act
@@ -155,7 +158,6 @@ class Supervisor(roles.Supervisor):
             return self._learner_left()
         # Kill hung processes, and restart dead ones.
         workers.look()
-        self.faults.look()
         if self._revive_publisher():
             self._wind_up()
             return self._over(1, "the publisher keeps dying")
@@ -180,18 +182,11 @@ class Supervisor(roles.Supervisor):
             control[Control.EVALUATED] = cells[Learner.EVALUATIONS]
         return None
 
-    def _hear(self, news: str | Fault) -> None:
-        """Print a line for the user; a fault is also counted."""
-        if isinstance(news, str):
-            self.say(news)
-        else:
-            self.faults.tell(news)
-
     def _revive_publisher(self) -> bool:
         """Restart a dead publisher; return True if it died too often."""
         publisher = self.workers.publisher
-        if not publisher.alive() and (fault := self.children.revive(publisher)):
-            self.faults.tell(fault)
+        if not publisher.alive() and (event := self.children.revive(publisher)):
+            self.faults.tell(death(publisher, event))
         return publisher.parked
 
     def _over(self, code: int, why: str) -> tuple[int, str]:
@@ -216,7 +211,7 @@ class Supervisor(roles.Supervisor):
             signal = self.interrupts.number
             return (0, "") if signal is None else self._over(SIGNALLED + signal, "stopped after its last update")
         if not self.workers.learner.result.mistake:
-            fault = self.workers.learner.fault("died", "the run ends")
+            fault = death(self.workers.learner, "died", "the run ends")
             self.faults.record(fault)
             return self._over(1, f"the {fault}")
         reason = self.workers.learner.reason()

@@ -11,6 +11,7 @@ from quarl.actorq import learner, publisher
 from quarl.actorq.counters import Actor, Publisher
 from quarl.actorq.exploration import ladder
 from quarl.actorq.family import BLIND_S, ActorFamily, Watchdog
+from quarl.actorq.faults import Fault
 from quarl.actorq.learner import LearnerSpec
 from quarl.actorq.publisher import PublisherSpec
 from quarl.actorq.roles import Channel
@@ -18,7 +19,7 @@ from quarl.actorq.versions import Versions
 from quarl.actorq.weights import Template
 from quarl.config import ActorQConfig
 from quarl.envs.checked import Recalled
-from quarl.processes.child import Child, Fault
+from quarl.processes.child import Child
 
 PUBLISHER_S = 30.0
 """Seconds without a heartbeat after which a publisher counts as hung."""

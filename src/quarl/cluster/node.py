@@ -18,11 +18,12 @@ import numpy as np
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.counters import Actor, Control, Learner
 from quarl.actorq.family import ActorFamily
+from quarl.actorq.faults import Fault
 from quarl.arrays import Array
 from quarl.cluster import begin_here
 from quarl.config import ActorQConfig
 from quarl.files import temporary_folder
-from quarl.processes.child import Children, Fault
+from quarl.processes.child import Children
 
 NAP_S, LONG_NAP_S = 0.002, 0.02
 """Seconds between two checks of the rings: if actors will soon reach their limit, and at most."""

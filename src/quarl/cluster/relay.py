@@ -21,13 +21,13 @@ from quarl import __version__
 from quarl.actorq import roles
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.counters import CLASSES, Actor, Learner, Node, Relay
+from quarl.actorq.faults import Fault
 from quarl.arrays import Array
 from quarl.cluster import connection
 from quarl.cluster.leases import Leases
 from quarl.cluster.node import NodeAgent, Order, Report
 from quarl.config import ActorQConfig
 from quarl.errors import QuarlError, in_one_line
-from quarl.processes.child import Fault
 
 PIECE_ROWS, PIECE_S = 16_000, 0.1
 """Maximum number of segments in a batch, and maximum seconds of waiting for them."""
@@ -301,7 +301,6 @@ class RelayLoop(roles.Role):
         cells[Node.ROWS] += len(rows)
         cells[Node.ROWS_BYTES] += rows.nbytes
         cells[Node.ACTORS], cells[Node.AT_WORK] = report.alive, report.at_work
-        cells[Node.DEATHS] = shown[:, Actor.DEATHS].sum()
         cells[Node.CPU_S] = report.cpu_s
         for news in report.said:
             name = machine.name

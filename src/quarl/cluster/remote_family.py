@@ -13,6 +13,7 @@ from typing import Any
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.counters import Node, Relay
 from quarl.actorq.family import BLIND_S, ActorFamily, Watchdog
+from quarl.actorq.faults import Fault, death
 from quarl.actorq.roles import Channel
 from quarl.cluster import connection, relay
 from quarl.cluster.relay import RelaySpec
@@ -20,7 +21,7 @@ from quarl.config import ActorQConfig
 from quarl.errors import QuarlError
 from quarl.files import temporary_folder
 from quarl.formats import counted
-from quarl.processes.child import Child, Children, Fault
+from quarl.processes.child import Child, Children
 
 RELAY_S = 30.0
 """Seconds without a heartbeat after which a relay counts as hung."""
@@ -100,8 +101,8 @@ class ClusterFamily(ActorFamily):
         if not self.relay.alive() and not self.relay.parked:
             if self.relay.result.mistake:
                 return self.relay.reason()
-            if fault := children.revive(self.relay):
-                self._say(fault)
+            if event := children.revive(self.relay):
+                self._say(death(self.relay, event))
         return ""
 
 

@@ -115,11 +115,14 @@ def _train(config: ActorQConfig, notes: list[str], console: Console) -> Supervis
 
     def say(line: str) -> None:
         notes.append(line)
+        tell(line)
+
+    def tell(line: str) -> None:
         console.print(f"quarl: {printable(line)}", markup=False, highlight=False, soft_wrap=True)
 
     with (
         _machines(config, say) as (config, parts),
-        contextlib.closing(Supervisor(config, say, **parts)) as supervisor,
+        contextlib.closing(Supervisor(config, say, tell=tell, **parts)) as supervisor,
         contextlib.closing(supervisor.run()) as rows,
         _view(console) as show,
     ):

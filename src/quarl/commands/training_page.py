@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from quarl import qat, stats
-from quarl.actorq.faults import FaultRow
+from quarl.actorq.faults import Fault
 from quarl.actorq.supervisor import Supervisor
 from quarl.config.learner_options import LearnerOptions
 from quarl.files import read_rows
@@ -123,8 +123,7 @@ def of_actorq(supervisor: Supervisor, sentences: Sequence[str]) -> Path:
         ("", ages.__doc__ or "", ages(metrics[:-1] or metrics, f"{title}: age of the weights")),
         ("", processes.__doc__ or "", processes(spent, f"{title}: where time went")),
     )
-    table = [("Faults", tables.cells(FaultRow, faults.rows[-LISTED:]))] if faults.rows else []
-    sentences = [line for line in sentences if line not in faults.lines]
+    table = [("Faults", tables.cells(Fault, faults.rows[-LISTED:]))] if faults.rows else []
     return _write(folder, config, facts, sentences, table, points, metrics, *figures)
 
 

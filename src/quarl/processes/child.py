@@ -35,28 +35,6 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 """Variables of libraries that read them on import: a job has one core, and equal jobs must give equal bits."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """A fault of a run, or several equal ones."""
-
-    who: str
-    """The process or the part of it that failed, such as "actor 0"."""
-    event: str
-    """Verb of the failure, such as "died"."""
-    reason: str
-    then: str
-    """Consequence, such as "restarted"."""
-    log: Path | None = None
-    """File with the details."""
-    count: int = 1
-
-    def __str__(self) -> str:
-        """Return the line for the user."""
-        times = f" {self.count} times" if self.count > 1 else ""
-        where = "" if self.log is None else f"; see {self.log}"
-        return f"{self.who} {self.event}{times} ({self.reason}): {self.then}{where}"
-
-
 class Child:
     """A process with a role, in its successive incarnations, or one that does a single piece of work."""
 
@@ -174,13 +152,6 @@ class Child:
         """Return the reason of its death: its error, or the signal, exit code or watchdog that ended it."""
         return self.blame or self.result.cause or self.result.error
 
-    def fault(self, event: str, then: str) -> Fault:
-        """Return its death as a fault, and write it to its log."""
-        reason = self.reason()
-        if self.log is not None:
-            note(self.log, f"{time.strftime('%F %T')}: {self.name} died ({reason})")
-        return Fault(who=self.name, event=event, reason=reason, then=then, log=self.log)
-
 
 class Children:
     """All children of a supervisor."""
@@ -195,26 +166,24 @@ class Children:
         self._members = [*(member for member in self.alive() if member is not child), child]
         child.start()
 
-    def revive(self, child: Child) -> Fault | None:
+    def revive(self, child: Child) -> str:
         """Restart a dead child when its pause is over, or park it; called repeatedly.
 
         Returns:
-            Its death, on the first call after it.
+            What happened, on the first call after a death; otherwise "".
         """
         if child.parked:
-            return None
+            return ""
         if not child.not_before:  # it has just died
             child.recent = [*(t for t in child.recent if child.worked_s - t < WITHIN_S), child.worked_s]
             child.parked = len(child.recent) >= DEATHS
             child.not_before = time.monotonic() + FIRST_PAUSE_S * 2 ** (len(child.recent) - 1)
-            if child.parked:
-                return child.fault(f"died {DEATHS} times in {WITHIN_S:g} s of work", "parked")
-            return child.fault("died", "restarted")
+            return f"died {DEATHS} times in {WITHIN_S:g} s of work" if child.parked else "died"
         if child.not_before <= time.monotonic():
             if hasattr(child.spec, "incarnation"):
                 child.spec = dataclasses.replace(child.spec, incarnation=child.spec.incarnation + 1)
             self.start(child)
-        return None
+        return ""
 
     def alive(self) -> list[Child]:
         return [child for child in self._members if child.alive()]
