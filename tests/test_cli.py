@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gymnasium.envs.registration import registry
 from stable_baselines3 import DQN
 
 import contracts
@@ -190,13 +189,6 @@ def test_counts_may_be_written_as_people_say_them():
 def test_mistakes_are_one_line_exit_with_2_and_leave_nothing(words, said, models, capsys, tmp_path):
     assert re.search(said, refused(capsys, *words.format(models, models).split()))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_extra_is_named(models, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pybullet_envs_gymnasium", None)
-    monkeypatch.delitem(registry, "HopperBulletEnv-v0", raising=False)
-    said = refused(capsys, "eval", models / "policy.safetensors", "--env", "HopperBulletEnv-v0")
-    assert "pip install 'quarl[pybullet]'" in said
 
 
 def test_ctrl_c_exits_with_130_and_leaves_nothing(models, capsys, monkeypatch, tmp_path):
@@ -429,12 +421,6 @@ def test_bench_latency_measures_the_widths_it_is_given(capsys, monkeypatch, tmp_
         "4-4",
     ]
     assert "4-4" in capsys.readouterr().out
-
-
-def test_doctor_reports_this_machine(capsys, tmp_path):
-    assert main(["doctor", "--json", "doctor.json"]) == 0
-    assert contracts.read(tmp_path / "doctor.json")["model"] is None
-    assert "engine litert" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -56,26 +56,6 @@ def test_every_entry_of_the_zoo_s_files_becomes_a_recipe_or_is_refused_by_name(a
 
 
 @zoo
-def test_merged_defaults_are_overridden_where_the_entry_says_so():
-    found = tuned.read("ppo", "Walker2DBulletEnv-v0").written
-    assert (found["n_envs"], found["batch_size"], found["clip_range"]) == (16, 128, "lin_0.4")
-
-
-@zoo
-def test_policy_kwargs_with_classes_are_understood():
-    import torch
-
-    recipe = interpret(tuned.read("ppo", "HalfCheetahBulletEnv-v0").written, Path("ppo.yml"))
-    assert recipe.arguments["policy_kwargs"] == {
-        "log_std_init": -2,
-        "ortho_init": False,
-        "activation_fn": torch.nn.ReLU,
-        "net_arch": {"pi": [256, 256], "vf": [256, 256]},
-    }
-    assert recipe.normalize == {"gamma": 0.99}
-
-
-@zoo
 @pytest.mark.parametrize(
     ("algo", "env_id", "origin"),
     [

@@ -16,37 +16,19 @@ from quarl.report.tables import escaped, to_markdown
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
-    [(0.0, "0.00"), (-0.001, "0.00"), (-1.234, "−1.23"), (12.34, "12.3"), (-1234.6, "−1235"), (None, "–")],
+    ("form", "shown"),
+    [
+        (formats.number, {0.0: "0.00", -0.001: "0.00", -1.234: "−1.23", 12.34: "12.3", -1234.6: "−1235", None: "–"}),
+        (formats.size, {999: "999 B", 1000: "1 kB", 76_543: "76.5 kB", 8_460_000: "8.46 MB", 999_700: "1000 kB"}),
+        (formats.size, {2 * 10**9: "2000 MB"}),
+        (formats.three_digits, {9.876: "9.88", 999.4: "999", 999.7: "1000", 12_345.6: "12346"}),
+        (formats.percent, {1: "100", 0.99999: "99.9", 0.5: "50.0", 0: "0.0"}),
+        (lambda ends: formats.times(2.0, *ends), {(1.5, 3.0): "2.00 [1.50, 3.00]", (1.5, None): "2.00 [1.50, –]"}),
+        (lambda ends: formats.times(2.0, *ends), {(None, None): "2.00", (2.0, 2.0): "2.00"}),
+    ],
 )
-def test_returns_have_decimals_by_their_size(value, shown):
-    assert formats.number(value) == shown
-
-
-@pytest.mark.parametrize(
-    ("count", "shown"),
-    [(999, "999 B"), (1000, "1 kB"), (76_543, "76.5 kB"), (8_460_000, "8.46 MB"), (999_700, "1000 kB")],
-)
-def test_sizes_are_decimal(count, shown):
-    assert formats.size(count) == shown
-    assert formats.size(2 * 10**9) == "2000 MB"
-
-
-@pytest.mark.parametrize(("value", "shown"), [(9.876, "9.88"), (999.4, "999"), (999.7, "1000"), (12_345.6, "12346")])
-def test_three_digits_are_never_powers_of_ten(value, shown):
-    assert formats.three_digits(value) == shown
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "shown"),
-    [(1.5, 3.0, "2.00 [1.50, 3.00]"), (1.5, None, "2.00 [1.50, –]"), (None, None, "2.00"), (2.0, 2.0, "2.00")],
-)
-def test_a_factor_s_interval_may_be_open(low, high, shown):
-    assert formats.times(2.0, low, high) == shown
-
-
-def test_a_share_is_never_rounded_up_to_all():
-    assert [formats.percent(share) for share in (1, 0.99999, 0.5, 0)] == ["100", "99.9", "50.0", "0.0"]
+def test_numbers_are_shown_by_their_size(form, shown):
+    assert {value: form(value) for value in shown} == shown
 
 
 def test_a_spark_shows_the_logarithm_of_counts_and_leaves_empty_bins_blank():
