@@ -82,7 +82,7 @@ REFUSED = {
     },
     "sweep -o out": {
         "--bits": "--bits requires at least one value, got none",
-        "--methods awq": "unknown method 'awq'; use ",
+        "--methods awq": "invalid choice 'awq' for argument '--methods'",
         "--bits 8 4 int8": "--bits 8 and int8 are the same precision: keep one",
         "--minutes -1": "--minutes must not be negative, got -1",
     },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from quarl.config.base import MeteredConfig, Normalize, Output, Steps, check_folder
 from quarl.config.environment import OPTIONS, EnvironmentConfig
@@ -15,7 +15,6 @@ from quarl.fields import AT_LEAST_ONE, ENVIRONMENT, NOT_NEGATIVE, PERCENTAGE, QU
 from quarl.quant.spec import EDGES, QatSpec, QuantSpec
 from quarl.specs import SEED, Edges, Flag
 
-METHODS = ("ptq", "distill", "qat")
 OF_BOTH = ("algo", "env", "params", "trained_agent", "normalize", *OPTIONS)
 """Options that sweep and training share."""
 OF_TRAINING = ("n_timesteps", "params", "eval_freq")
@@ -39,7 +38,7 @@ class SweepConfig(EnvironmentConfig, MeteredConfig):
     """Precisions: N for N-bit weights with 8-bit activations, or wNaM."""
     edge_bits: Edges = EDGES
     """Minimum bits of the first and last layers; same gives all layers one width."""
-    methods: Annotated[tuple[str, ...], shown("NAME ..."), SOME] = ("ptq", "qat")
+    methods: Annotated[tuple[Literal["ptq", "distill", "qat"], ...], shown("NAME ..."), SOME] = ("ptq", "qat")
     """Methods: ptq quantizes the float32 agents; distill also trains the results to imitate them, minutes for each; qat
     trains for the precision.
     """
@@ -76,8 +75,6 @@ class SweepConfig(EnvironmentConfig, MeteredConfig):
 
     def check(self) -> None:
         super().check()
-        if unknown := [name for name in self.methods if name not in METHODS]:
-            raise QuarlError(f"unknown method {unknown[0]!r}; use {', '.join(METHODS)}")
         if "qat" not in self.methods:
             self.refuse(QAT_OPTIONS, "requires --methods qat")
             if self.trained_agent is not None:
