@@ -75,7 +75,7 @@ class Spec:
 
 
 @cache
-def _bounds(kind: type[Spec]) -> list[tuple[str, Bound]]:
+def _bounds(kind: type[Any]) -> list[tuple[str, Bound]]:
     """Return the bounds of the class and its bases, by the name of the field."""
     hints = (get_type_hints(base, include_extras=True) for base in kind.__mro__)
     named = (
