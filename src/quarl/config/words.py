@@ -7,7 +7,7 @@ import dataclasses
 import io
 import re
 from collections.abc import Collection, Mapping, Sequence
-from itertools import dropwhile, takewhile
+from itertools import groupby
 from types import NoneType
 from typing import Annotated, Any, Literal, Union, get_args, get_type_hints
 
@@ -124,12 +124,8 @@ def _sentence(box: str) -> str:
     """Return the text of tyro's box between its title and the first line without words; the rest is help."""
     plain = re.sub(r"\x1b\[[0-9;]*m", "", box)
     lines = [line.strip("│ ") for line in plain.splitlines()[1:]]
-    said = takewhile(_has_words, dropwhile(lambda line: not _has_words(line), lines))
-    return " ".join(said).removesuffix(".")
-
-
-def _has_words(line: str) -> bool:
-    return bool(line.strip("─-"))
+    blocks = groupby(lines, key=lambda line: bool(line.strip("─-")))  # between blank lines and rules
+    return " ".join(next(block for has_words, block in blocks if has_words)).removesuffix(".")
 
 
 def _unknown(config: Config, left: Sequence[str], words: Sequence[str]) -> str:
