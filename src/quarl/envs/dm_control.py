@@ -57,16 +57,8 @@ class SuiteEnv(gymnasium.Env[Array, NDArray[Any]]):
         bounds = (action.minimum, action.maximum)
         low, high = (np.broadcast_to(bound, action.shape).astype(np.float32) for bound in bounds)
         self.action_space = gymnasium.spaces.Box(low, high, dtype=np.float32)
-        shapes = {name: array.shape for name, array in sorted(self._env.observation_spec().items())}
-        self._flat = np.zeros(sum(int(np.prod(shape)) for shape in shapes.values()), np.float32)
-        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, self._flat.shape, np.float32)
-        self._views: list[tuple[str, Array]] = []
-        """(name of an array, its view into `_flat` in its own shape)."""
-        start = 0
-        for name, shape in shapes.items():
-            stop = start + int(np.prod(shape))
-            self._views.append((name, self._flat[start:stop].reshape(shape)))
-            start = stop
+        size = sum(int(np.prod(array.shape)) for array in self._env.observation_spec().values())
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (size,), np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         super().reset(seed=seed)
@@ -94,6 +86,4 @@ class SuiteEnv(gymnasium.Env[Array, NDArray[Any]]):
         self._env.close()
 
     def _flatten(self, observation: Mapping[str, NDArray[np.float64]]) -> Array:
-        for name, view in self._views:
-            view[...] = observation[name]
-        return self._flat.copy()
+        return np.concatenate([np.ravel(observation[name]) for name in sorted(observation)], dtype=np.float32)
