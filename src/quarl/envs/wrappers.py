@@ -8,6 +8,7 @@ training (its `test_mode`, which freezes the feature, is off unless the file set
 from __future__ import annotations
 
 import importlib
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -214,15 +215,12 @@ class FrameStack(gymnasium.Wrapper[Array, Any, Array, Any]):
         start = np.zeros(space.shape) if before is None else np.array(before, np.float64)
         if start.shape != space.shape or not np.isfinite(start).all():
             raise ValueError(f"before is not an observation of shape {space.shape}")
-        self._before = np.concatenate([start] * n_stack, self._axis)
-        self._stack: Array = np.zeros(low.shape, space.dtype)
-        self._frames: Array = np.moveaxis(self._stack, self._axis, 0)
-        """View of the same memory with the stacked axis in front."""
-        self.num_frames, self._size = n_stack, len(self._frames) // n_stack
+        self._before, self.num_frames = start.astype(space.dtype), n_stack
+        self._frames = deque[Array](maxlen=n_stack)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Array, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
-        self._stack[...] = self._before
+        self._frames.extend([self._before] * self.num_frames)
         return self._push(observation), info
 
     def step(self, action: Any) -> tuple[Array, Any, bool, bool, dict[str, Any]]:
@@ -231,10 +229,8 @@ class FrameStack(gymnasium.Wrapper[Array, Any, Array, Any]):
 
     def _push(self, observation: Array) -> Array:
         """Return the stack with one more observation, as a copy."""
-        frames, size = self._frames, self._size
-        frames[:-size] = frames[size:]
-        frames[-size:] = np.moveaxis(observation, self._axis, 0)
-        return self._stack.copy()
+        self._frames.append(np.array(observation, self._before.dtype))
+        return np.concatenate(self._frames, self._axis)
 
 
 class TimeFeature(gymnasium.Wrapper[Any, Any, Any, Any]):
