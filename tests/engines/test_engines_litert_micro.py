@@ -13,7 +13,6 @@ from quarl import engines
 from quarl.calibration import quantize
 from quarl.engines import reference
 from quarl.engines.litert import subgraph
-from quarl.errors import UnsupportedError
 from quarl.evaluation import record
 from quarl.export import runtimes
 from quarl.policy.graph import ActionHead, ActivationGrid, Policy, QuantizedPolicy
@@ -199,9 +198,3 @@ def test_ties_and_large_multipliers_are_rounded_as_there():
     )
     held(policy, x)
     held(policy, x[:50] + np.float32(0.5))  # ties of observations
-
-
-def test_another_arithmetic_is_refused():
-    policy = quantize(networks.dense([5, 16, 3]), QuantSpec.parse("fp32"))
-    with pytest.raises(UnsupportedError, match="unknown arithmetic 'qdq'; choose one of f32-rne, q31-double"):
-        reference.load(policy, 1, "qdq")

@@ -45,7 +45,7 @@ def test_reset_seeds_are_the_ones_that_published_numbers_were_made_with() -> Non
 
 
 def test_an_impossible_seed_or_episode_is_refused() -> None:
-    with pytest.raises(ValueError, match="seed must not be negative"):
+    with pytest.raises(ValueError, match="non-negative integer"):
         episode_seed("evaluation", -1, 0)
     with pytest.raises(ValueError, match="k must be"):
         episode_seed("evaluation", 0, 2**28)

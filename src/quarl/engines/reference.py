@@ -15,7 +15,6 @@ from quarl.arrays import Array
 from quarl.engines.lookup_tables import steady_scale
 from quarl.engines.numpy_operators import apply, averages_codes, fold, layer_norm_of_codes, norms_codes, on_grid, unfold
 from quarl.engines.sums import in_floats, requantization, unit
-from quarl.errors import UnsupportedError
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, readers
 from quarl.policy.operators import (
     OBSERVATION,
@@ -204,12 +203,7 @@ def load(policy: QuantizedPolicy, batch: int, arithmetic: str = "f32-rne") -> Re
         policy: The policy.
         batch: Rows of a call.
         arithmetic: One of `ARITHMETICS`.
-
-    Raises:
-        UnsupportedError: The arithmetic is unknown.
     """
-    if arithmetic not in ARITHMETICS:
-        raise UnsupportedError(f"unknown arithmetic {arithmetic!r}; choose one of {', '.join(ARITHMETICS)}")
     return ARITHMETICS[arithmetic](policy, batch)
 
 

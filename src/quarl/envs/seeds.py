@@ -39,8 +39,6 @@ def episode_seed(stream: Stream, seed: int, k: int) -> int:
     Raises:
         ValueError: `seed` or `k` is out of range.
     """
-    if seed < 0:
-        raise ValueError(f"seed must not be negative, got {seed}")
     if not 0 <= k <= _MASK:
         raise ValueError(f"k must be 0..{_MASK}, got {k}")
     mixed = k
