@@ -23,7 +23,7 @@ from quarl.policy.graph import ActivationGrid, QuantizedPolicy, readers
 from quarl.policy.operators import Linear, QuantizedTensor
 
 
-def write(policy: QuantizedPolicy, *, metadata: Mapping[str, str] | None = None) -> bytes:
+def write(policy: QuantizedPolicy, *, acts: bool = True, metadata: Mapping[str, str] | None = None) -> bytes:
     """Return the .onnx file: "observation" [1, *shape] to "output" float32 [1, n].
 
     Its outputs are those of `engines.onnx.write` if it acts.
@@ -32,6 +32,7 @@ def write(policy: QuantizedPolicy, *, metadata: Mapping[str, str] | None = None)
 
     Args:
         policy: The policy.
+        acts: The output is what acts, as in `engines.onnx.write`.
         metadata: Texts by name to store in the file.
 
     Raises:
@@ -40,7 +41,7 @@ def write(policy: QuantizedPolicy, *, metadata: Mapping[str, str] | None = None)
     if policy.spec.mode != "static" or policy.spec.activation_bits is None:
         raise UnsupportedError("onnx-qdq takes static int8 policies: use mode static, or the target onnx")
     refuse(policy)
-    return _Pairs(policy, metadata).run(acts=True)
+    return _Pairs(policy, metadata).run(acts=acts)
 
 
 class _Pairs(Translation):

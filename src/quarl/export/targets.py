@@ -34,7 +34,6 @@ def write(policy: QuantizedPolicy, target: str, inner: str, vectors: Golden) -> 
     if target == "c":
         files: dict[str, bytes] = importlib.import_module("quarl.export.c").write(policy, inner, vectors)
         return files
-    options = {} if target == "onnx-qdq" else {"acts": True}
     with extras(f"an export to {target}"):
         writer = importlib.import_module(WRITERS[target])
-    return {FILES[target]: writer.write(policy, metadata={METADATA: inner}, **options)}
+    return {FILES[target]: writer.write(policy, acts=True, metadata={METADATA: inner})}
