@@ -139,11 +139,11 @@ class Store(contextlib.AbstractContextManager["Store"]):
                     f"INSERT INTO cells (key, place, {columns}, state, error) "
                     f"VALUES (?, ?, {', '.join('?' * len(COLUMNS))}, ?, ?) "
                     "ON CONFLICT (key) DO UPDATE SET place = excluded.place, "
+                    f"state = iif(excluded.state = '{NA}', excluded.state, state), "
+                    f"error = iif(excluded.state = '{NA}', excluded.error, error), "
                     + ", ".join(f"{column} = excluded.{column}" for column in COLUMNS),
                     (cell.key, place, *values, NA if cell.na else TODO, cell.na or None),
                 )
-                if cell.na:
-                    self._db.execute("UPDATE cells SET state = ?, error = ? WHERE key = ?", (NA, cell.na, cell.key))
 
     def states(self) -> dict[str, str]:
         """Return the states of the study's cells by key."""
