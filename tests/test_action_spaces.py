@@ -31,9 +31,9 @@ from quarl.cli import main
 from quarl.distillation.loss import loss_of
 from quarl.errors import QuarlError
 from quarl.export import contract
+from quarl.judging import fidelity
 from quarl.policy import artifact
 from quarl.policy.graph import ActionHead
-from quarl.post_training.measure import agreement
 from refusals import refused
 from runs.training_runs import Threads, train
 
@@ -141,7 +141,7 @@ def test_precisions_are_compared_by_the_actions_that_are_wholly_equal(trained: A
     assert exact == 1
     assert eight > 0.9
     actions = np.array([[1, 0, 2], [0, 1, 1]])
-    assert agreement(agent.policy, actions, np.array([[1, 0, 2], [0, 0, 1]])) == 0.5
+    assert fidelity(agent.policy, actions, np.array([[1, 0, 2], [0, 0, 1]]))["agreement"] == 0.5
 
 
 @pytest.mark.slow

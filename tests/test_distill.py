@@ -134,7 +134,7 @@ def test_recorded_observations_stand_in_place_of_an_environment(tmp_path, capsys
     assert cli.main([*words, *said]) == 0
     out = capsys.readouterr()
     assert "observations.npz, and no return is measured" in out.err
-    assert "int2: no return was measured; evaluate the policy before using it." in out.out
+    assert "int2: fidelity, no return; play the policy before you use it." in out.out
     (row,) = json.loads((tmp_path / "out" / "rows.json").read_text())["rows"]
     assert (row["mean"], row["verdict"], row["returns"], row["episodes"]) == (None, None, None, 0)
     assert row["states"] in (0, 360)  # the last tenth is held out
@@ -209,7 +209,7 @@ def test_the_guide_s_python_runs(agents, tmp_path, monkeypatch, capsys):
         ({"env": "CartPole-v1"}, "env is a str, not a gymnasium.Env; an id is given as env_id"),
         ({"updates": "5"}, "updates is '5'; use a whole number"),
         ({"budget": 5}, "budget is '5'; use a round of 1,000 updates or more"),
-        ({}, "the policy names no environment"),
+        ({}, "name one with --env, or give recorded --observations"),
     ],
 )
 def test_a_careless_call_is_told_the_right_keyword(options, line):

@@ -27,6 +27,8 @@ from quarl.readers.sb3_network import SCORING
 NUM_OBSERVATIONS, NUM_IMAGES = 4096, 1024
 """Sample sizes of observation vectors and of images. An image is as large as a thousand vectors, and
 hundreds of rows to a convolution, so fewer images suffice."""
+HELD_OUT = 10
+"""Number of recorded observations of which one is held out."""
 FEWEST = 10
 """Minimum number of recorded observations for calibration."""
 MAX_CALIBRATED = 2**27
@@ -269,6 +271,21 @@ def sample_size(policy: Policy) -> int:
     """Return the number of recorded observations that calibrate the policy, or compare its actions."""
     usual = NUM_IMAGES if policy.observation_dtype == "uint8" else NUM_OBSERVATIONS
     return max(min(usual, MAX_CALIBRATED // sum(map(math.prod, shapes(policy).values()))), 1)
+
+
+def sample(policy: Policy, observations: Array) -> Array:
+    """Return evenly spaced observations, of recorded ones [N, *shape], in the number that calibrates the policy."""
+    return observations[:: -(-len(observations) // sample_size(policy))]
+
+
+def split_by_time(observations: Array) -> tuple[Array, Array]:
+    """Return the first nine tenths of recorded observations [N, *shape], and the last tenth, which is held out.
+
+    Neighbors in time are alike: observations held out at random would be nearly those that calibrate.
+    """
+    check_recorded(observations)
+    seen, held_out = np.split(observations, [len(observations) - len(observations) // HELD_OUT])
+    return seen, held_out
 
 
 def check_recorded(observations: Array) -> Array:

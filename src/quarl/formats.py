@@ -52,6 +52,11 @@ def percent(share: float | None) -> str:
     return "100" if share == 1 else "99.9" if text == "100.0" else text
 
 
+def share_of_range(share: float | None) -> str:
+    """Return a share with three digits in percent, because errors are small; an en dash for None."""
+    return three_digits(None if share is None else 100 * share)
+
+
 def shares(value: float | None, low: float | None, high: float | None) -> str:
     """Return a share with its interval, in percent; an en dash for None.
 
@@ -121,6 +126,11 @@ def verdict(word: str | None, differs: bool | None, precision: str = "") -> str:
         precision: Precision of the row.
     """
     return "baseline" if precision == "fp32" else f"{word or ''}{', differs beyond noise' if differs else ''}"
+
+
+def verdict_if_played(word: str | None, differs: bool | None, precision: str) -> str:
+    """Return `verdict` with the same arguments; blank, for fp32 too, if no episodes were played."""
+    return verdict(word, differs, precision) if word else ""
 
 
 def kernels(measured: bool | None) -> str:

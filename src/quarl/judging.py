@@ -19,13 +19,19 @@ from typing import Any
 import numpy as np
 import scipy
 
-from quarl import stats
+from quarl import formats, stats
 from quarl.arrays import Array
+from quarl.calibration import quantize
+from quarl.engines import greedy
 from quarl.errors import QuarlError
-from quarl.evaluation import Evaluation
+from quarl.evaluation import Evaluation, split_by_time
+from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
+from quarl.quant.spec import EXACT
 from quarl.specs import ComparisonSpec
 from quarl.stats import NONINFERIOR, UNDECIDED, Interval, Verdict, judge, paired
 
+AGREE_PCT = 1.0
+"""Largest difference of agreeing continuous actions, in percent of each component's range."""
 FIRST_LOOK = 30
 FALL = 0.5
 """Number of completely failed episodes that may have been missed; their spread widens the intervals."""
@@ -85,6 +91,42 @@ def judged(
         row |= verdict.to_json() | stats.as_fields(verdict.difference, "difference", "difference")
         row["error_pct"] = stats.error_pct(exact, returns, np.random.default_rng(seed))
     return row
+
+
+def fidelity(policy: Policy, exact: Array, actions: Array) -> dict[str, Any]:
+    """Return the error of actions on the same observations, as shares of their range, and the share that agrees.
+
+    Discrete actions agree if they are equal, and have no other error. Continuous ones agree within AGREE_PCT of the
+    range in every component.
+
+    Args:
+        policy: The policy, which has the range of the actions.
+        exact: Actions of fp32.
+        actions: Actions of the quantized policy.
+    """
+    away = policy.head.distance(exact, actions)
+    agreement = float(np.mean((away <= AGREE_PCT / 100).all(axis=1)))
+    if policy.head.is_discrete:
+        return {"error_rms": None, "error_max": None, "agreement": agreement}
+    return {"error_rms": math.sqrt(np.square(away).mean()), "error_max": float(away.max()), "agreement": agreement}
+
+
+def fidelity_on(policy: Policy, quantized: QuantizedPolicy, recorded: Array) -> tuple[dict[str, Any], str]:
+    """Return the result of `fidelity` on the last tenth of recorded observations, and its meaning in a sentence.
+
+    Args:
+        policy: The policy to compare with, in float32 or quantized.
+        quantized: The policy in another precision.
+        recorded: Raw observations [N, *shape] in the order of time.
+    """
+    held_out, exact = split_by_time(recorded)[1], policy if is_quantized(policy) else quantize(policy, EXACT)
+    errors = fidelity(policy, *(greedy(each, held_out) for each in (exact, quantized)))
+    rms, largest = map(formats.share_of_range, (errors["error_rms"], errors["error_max"]))
+    continuous = "" if policy.head.is_discrete else f", RMS error {rms} % of the range, largest {largest} %"
+    return errors, (
+        f"fidelity on the last {len(held_out):,} recorded observations, no return: "
+        f"{formats.percent(errors['agreement'])} % of actions agree{continuous}"
+    )
 
 
 def looks(cap: int, margin_pct: float) -> tuple[int, ...]:

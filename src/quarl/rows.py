@@ -116,6 +116,17 @@ Error = Annotated[
     Column("E %", formats.number),
     "(fp32 - q) / |fp32| in percent of the mean returns: a loss is positive. Null if fp32's interval contains 0.",
 ]
+ErrorRms = Annotated[
+    float | None,
+    Column("RMS error %", formats.share_of_range, optional=True),
+    "Root mean square of the difference of actions to those of fp32 on held-out observations, as a share of their "
+    "range. Null for discrete actions.",
+]
+ErrorMax = Annotated[
+    float | None,
+    Column("largest %", formats.share_of_range, optional=True),
+    "Largest such difference of one component. Null for discrete actions.",
+]
 Returns = Annotated[list[float] | None, "Return of each episode, in the same order for all precisions."]
 Steps = Annotated[int, Column("steps", "{:,}".format), "Environment steps."]
 Updates = Annotated[int, Column("updates", "{:,}".format), "Gradient steps."]

@@ -139,7 +139,10 @@ def command(step: Step, folder: Path) -> None:
     printed = run(cut(words), folder)
     config = parse(words[1:])
     only_looks = getattr(config, "plan", False) or getattr(config, "dry_run", False)
-    files = [] if only_looks else [output_of(config) / name for name in WRITES.get(config.verb, ())]
+    names = () if only_looks else WRITES.get(config.verb, ())
+    if getattr(config, "observations", None):  # returns would be drawn
+        names = [name for name in names if not name.endswith(".png")]
+    files = [output_of(config) / name for name in names]
     files += [path for path in (config.json, getattr(config, "record", None)) if path and path != Path("-")]
     assert [str(path) for path in files if not (folder / path).is_file()] == []
     if len(step.block.commands()) == 1:
@@ -166,7 +169,7 @@ def cut(words: list[str]) -> list[str]:
         if option in words:
             value = words.index(option) + 1
             words[value] = words[value] if words[value] == "auto" else str(min(int(words[value]), bound))
-        elif option in CUTS.get(verb, {}):
+        elif option in CUTS.get(verb, {}) and "--observations" not in words:  # nothing is played
             words += [option, str(bound)]
     added = ADDED.get(verb, [])
     return words if resumed or not added or added[0] in words else [*words, *added]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from quarl.evaluation import Evaluation
-from quarl.judging import judged, until_judged
+from quarl.judging import fidelity, judged, until_judged
 from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.operators import Dense
-from quarl.post_training.measure import agreement, drop_of
+from quarl.post_training.measure import drop_of
 
 
 @pytest.mark.parametrize("bound", [2.0, np.inf])
@@ -20,9 +20,9 @@ def test_actions_agree_within_a_percent_of_their_range_bounded_or_not(bound: flo
     layer = Dense("out", ("observation",), np.eye(2, dtype=np.float32), np.zeros(2, np.float32))
     policy = Policy(observation_shape=(2,), ops=(layer,), head=ActionHead("clip", low=low, high=high))
     exact = np.array([[-2.0, -2.0], [2.0, 2.0], [0.0, 0.0], [1.0, -1.0]], np.float32)
-    assert agreement(policy, exact, exact + np.float32(0.039)) == 1.0
-    assert agreement(policy, exact, exact + np.float32([0.039, 0.041])) == 0.0
-    assert agreement(policy, exact, -exact) == 0.25
+    assert fidelity(policy, exact, exact + np.float32(0.039))["agreement"] == 1.0
+    assert fidelity(policy, exact, exact + np.float32([0.039, 0.041]))["agreement"] == 0.0
+    assert fidelity(policy, exact, -exact)["agreement"] == 0.25
 
 
 def test_each_precision_is_played_until_its_verdict_and_fp32_as_far_as_the_farthest() -> None:

@@ -43,6 +43,7 @@ def row(precision: str, bits: int, mean: float, **changes: Any) -> dict[str, Any
         "difference": mean - 200.0,
         "difference_low": mean - 202.0,
         "difference_high": mean - 198.0,
+        **dict.fromkeys(("observations", "error_rms", "error_max")),
         "bytes": 76_543,
         "bytes_packed": 9000 * bits,
         "latency_us_p50": 1.84,

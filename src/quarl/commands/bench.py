@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quarl import energy
-from quarl.commands import terminal
+from quarl.commands import model, terminal
 from quarl.config import LatencyConfig
 from quarl.engines import FORMATS
 from quarl.files import temporary_folder
@@ -33,16 +33,21 @@ def run(config: LatencyConfig) -> None:
 def _of_files(config: LatencyConfig) -> None:
     """Measure the policies, each in every precision, and the files."""
     with energy.meter(config) as meter, temporary_folder() as folder:
-        named: list[file_latency.Named] = []
+        named, recorded = list[file_latency.Named](), None
         for index, path in enumerate(find.named([word]) for word in config.model):
             if path.suffix.lower() in FORMATS:
                 named += file_latency.exported(path, config.runtime)
+                recorded = model.observations(config.observations, named[-1].policy)
                 continue
-            policies = list(file_latency.in_precisions(load.read(path), config.specs(), config.seed))
+            policy = load.read(path)
+            recorded = model.observations(config.observations, policy)
+            policies = list(file_latency.in_precisions(policy, config.specs(), config.seed, recorded))
             (place := folder / str(index)).mkdir()
             named += file_latency.written(policies, path.stem, config.runtime, place)
         with terminal.progress(len(named)) as progress:
-            rows = file_latency.measure(named, folder, seed=config.seed, progress=lambda name: progress(name, 1))
+            rows = file_latency.measure(
+                named, folder, seed=config.seed, recorded=recorded, progress=lambda name: progress(name, 1)
+            )
     about = schema.Told(model=" ".join(config.model), seed=config.seed, energy=meter.cost)
     title = "Latency of one call on one thread, and memory that the file adds"
     terminal.tell(config, network_latency.LatencyRow, rows, title, *file_latency.verdicts(rows), **about)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from quarl import formats
-from quarl.commands import terminal
+from quarl.commands import model, terminal
 from quarl.config import BudgetConfig
 from quarl.errors import QuarlError
 from quarl.export.footprint import footprint
+from quarl.judging import fidelity_on
 from quarl.latency.file_latency import in_precisions
+from quarl.policy.graph import is_quantized
 from quarl.readers import find, load
-from quarl.rows import Column, Precision, Row
+from quarl.rows import Column, ErrorMax, ErrorRms, Precision, Row
 
 NOTHING_FITS = 3
 """The exit code if no precision fits."""
@@ -37,6 +39,10 @@ class BudgetRow(Row):
     cycles: Annotated[float | None, Column("cycles %", formats.percent, optional=True)]
     """Share of --mhz that --hz actions per second take, at one instruction per cycle.
     Boards that wait for their flash take more."""
+    error_rms: ErrorRms = None
+    error_max: ErrorMax = None
+    agreement: Annotated[float | None, Column("agree %", formats.percent, optional=True)] = None
+    """Share of held-out observations with the same action as in fp32, within 1 % of the range; null without any."""
     fits: Annotated[bool | None, Column("fits", lambda fits: {True: "yes", False: "no", None: "unknown"}[fits])]
     """True if it is within all given bounds; null if only the unknown instructions decide."""
     how: Annotated[str, Column("how", caption="{}")]
@@ -46,7 +52,13 @@ class BudgetRow(Row):
 def run(config: BudgetConfig) -> int | None:
     """Print a row for each target and precision; return NOTHING_FITS if none fits."""
     (flash, ram), rows, said = config.bounds(), list[BudgetRow](), dict[str, None]()
-    for policy in in_precisions(load.read(find.named(config.model, config.folder)), config.specs()):
+    exact = load.read(find.named(config.model, config.folder))
+    recorded = model.observations(config.observations, exact)
+    errors: dict[str, Any] = {}
+    for policy in in_precisions(exact, config.specs(), recorded=recorded):
+        if recorded is not None and not is_quantized(exact):
+            errors, fidelity = fidelity_on(exact, policy, recorded)
+            said[f"{policy.spec.precision}: {fidelity}"] = None
         for target in config.target:
             try:
                 takes = footprint(policy, target)
@@ -59,7 +71,7 @@ def run(config: BudgetConfig) -> int | None:
                 cycles = takes.instructions and takes.instructions * config.hz / (1e6 * config.mhz)
                 fits = fits and (None if cycles is None else cycles <= 1)
             name = policy.spec.precision
-            rows.append(BudgetRow(target=target, precision=name, cycles=cycles, fits=fits, **asdict(takes)))
+            rows.append(BudgetRow(target=target, precision=name, cycles=cycles, fits=fits, **errors, **asdict(takes)))
     if not rows:
         raise QuarlError(next(iter(said)))
     fitting = ", ".join(f"{row.precision} as {row.target}" for row in rows if row.fits)

@@ -103,7 +103,7 @@ def run(config: DistillConfig) -> None:
     policy, environment = model.at_home(model.read(config), config)
     if is_quantized(policy):
         raise QuarlError(f"{config.model[0]} is already quantized ({policy.spec.precision}); give the float policy")
-    given = None if config.observations is None else model.observations(config.observations, policy)
+    given = model.observations(config.observations, policy)
     own_margin = replace(config, margin=config.loss_pct) if config.auto else config
     validation, ends = Validation(policy, own_margin, given, environment), looks_of(config)
     if given is None and environment is not None:
@@ -123,7 +123,7 @@ def run(config: DistillConfig) -> None:
             artifact.write(each, folder / f"{each.spec.precision}.safetensors")
         exact, played = None, list[Evaluation]()
         if cells:  # the search has already played the chosen assignment
-            exact, played = cells[0].evaluation, [cells[-1].evaluation]
+            exact, played = cells[0].evaluation, [each for each in (cells[-1].evaluation,) if each]
         elif given is None:
             plays = [partial(validation.play, each) for each in (quantize(policy, EXACT), *chosen)]
             exact, *played = until_judged(plays, ends, config.margin)
@@ -133,7 +133,7 @@ def run(config: DistillConfig) -> None:
         rows = [_row(each, exact, q, validation) for each, q in zip_longest(looks.values(), played)]
         said += map(_sentence, rows, looks.values())
         about = model.told(config, policy, exact, meter.cost)
-        heading = "Returns on fresh episodes" if played else "Errors of actions on held-out observations"
+        heading = "Returns on fresh episodes" if played else "Fidelity: errors of actions on held-out observations"
         document, shown = model.keep(folder, DistillRow, rows, heading, tried, **about)
         page.write(
             folder,
@@ -222,7 +222,7 @@ def _name(spec: QuantSpec) -> str:
 def _sentence(row: DistillRow, snapshots: Sequence[Snapshot]) -> str:
     """Return the result of a precision and, if it is not good enough, the next step."""
     if row.mean is None or row.mean_fp32 is None:
-        return f"{row.precision}: no return was measured; evaluate the policy before using it."
+        return f"{row.precision}: fidelity, no return; play the policy before you use it."
     changed = f"{formats.number(row.mean_calibrated)} calibrated, {formats.number(row.mean)} distilled"
     came = f"{changed}, of {formats.number(row.mean_fp32)} in fp32"
     if not row.round:

@@ -19,14 +19,16 @@ from quarl.readers.normalizer import outside, sentence
 def run(config: ExportConfig) -> None:
     """Write the folder and print the results of each runtime on this machine."""
     policy, environment = model.at_home(model.read(config), config)
-    given = None if config.observations is None else model.observations(config.observations, policy)
+    given = model.observations(config.observations, policy)
     about: Any = {"observations": given, "environment": environment, "seed": config.seed}
     exported = quantised(policy, config.to, config.precision, config.mode, **about)
     said: list[str] = []
     if is_quantized(policy) and exported is not policy:
         said.append("its activations use grids calibrated now: the file is static, while the policy is dynamic")
     if exported is not policy and (is_quantized(policy) or given is not None):
-        said += judged(policy, exported, episodes=config.episodes, seed=config.seed, environment=environment)
+        said += judged(
+            policy, exported, episodes=config.episodes, seed=config.seed, environment=environment, recorded=given
+        )
     source = model.locate(config)
     file = find.in_folder(source) if source.is_dir() else source
     contract = export(exported, config.to, config.output, source=file, **about)

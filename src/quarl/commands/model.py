@@ -17,6 +17,7 @@ from quarl.envs.environment import Environment, described, in_environment
 from quarl.errors import MissingEnvironmentError, QuarlError, note
 from quarl.evaluation import Evaluation
 from quarl.files import write_bytes
+from quarl.inert.csv_rows import read_csv
 from quarl.inert.npz import read_npy, read_npz
 from quarl.inert.reading_budget import reading
 from quarl.inert.zip import read_bytes
@@ -92,19 +93,27 @@ def at_home(policy: Policy, config: ModelConfig) -> tuple[Policy, Environment | 
     return policy_at_home, environment
 
 
-def observations(file: Path, policy: Policy) -> Array:
-    """Return the recorded observations [N, *shape] of a file in the policy's dtype.
+def observations(file: Path | None, policy: Policy) -> Array | None:
+    """Return the recorded observations [N, *shape] of a file in the policy's dtype; None without a file.
 
-    The file is an .npy, or an .npz with one array, or with one array for each key of a Dict.
+    The file is a .csv with one row per step, an .npy, or an .npz with one array, or with one array for each key of a
+    Dict.
 
     Raises:
-        QuarlError: The file is neither, or its arrays do not fit the policy.
+        QuarlError: The file is none of these, or its arrays do not fit the policy.
     """
+    if file is None:
+        return None
     with reading(file):
         data = read_bytes(file)
-        if not data.startswith((b"PK", b"\x93NUMPY")):
-            raise QuarlError(f"{file} is not a .npy or .npz file: save the observations with numpy.save")
-        arrays = read_npz(data, str(file)) if data[:2] == b"PK" else {"": read_npy(data, str(file))}
+        if data.startswith(b"PK"):
+            arrays = read_npz(data, str(file))
+        elif data.startswith(b"\x93NUMPY"):
+            arrays = {"": read_npy(data, str(file))}
+        elif file.suffix.lower() == ".csv":
+            arrays = {"": read_csv(data, str(file))}
+        else:
+            raise QuarlError(f"{file} is not a .npy, .npz or .csv file: save the observations with numpy.save")
     if len(arrays) != 1 and not (policy.inputs and arrays):
         raise QuarlError(f"{file} holds {len(arrays)} arrays: save only the observations")
     return policy_rows(policy, arrays if len(arrays) > 1 else next(iter(arrays.values())))[0]

@@ -9,7 +9,6 @@ from pathlib import Path
 from quarl import energy
 from quarl.commands import model, terminal
 from quarl.config import PtqConfig
-from quarl.envs.environment import home_of
 from quarl.errors import QuarlError
 from quarl.files import staged
 from quarl.inspection import Layer, inspect
@@ -33,17 +32,22 @@ def run(config: PtqConfig) -> int:
         raise QuarlError(
             f"{config.model[0]} is already quantized ({policy.spec.precision}); give the float policy or use quarl eval"
         )
+    recorded = model.observations(config.observations, policy)
     replaced: list[str] = []
     with staged(config.output, partial(model.list_replaced, config, replaced)) as folder:
-        with energy.meter(config) as meter, terminal.progress(config.num_episodes) as progress:
-            cells, tried, said = choose(policy, environment or home_of(policy), config, progress)
+        with (
+            energy.meter(config) as meter,
+            terminal.progress(config.num_episodes if recorded is None else None) as progress,
+        ):
+            cells, tried, said = choose(policy, environment, config, progress, recorded=recorded)
         about = model.told(config, policy, cells[0].evaluation, meter.cost)
         for cell in cells:  # each scheme has its own file if there are several
             alone = len(config.scheme) == 1 or cell.policy.spec.float_type
             name = cell.row.precision if alone else f"{cell.row.precision}-{cell.row.scheme}"
             artifact.write(cell.policy, folder / f"{name}.safetensors")
         rows = [cell.row for cell in cells]
-        document, shown = model.keep(folder, PtqRow, rows, "Returns, latency and size", tried, **about)
+        heading = f"{'Returns' if recorded is None else 'Fidelity'}, latency and size"
+        document, shown = model.keep(folder, PtqRow, rows, heading, tried, **about)
         said += [*assessment.assess(document["rows"]), f"Measured with {about['statistics']}."]
         report = terminal.reported(partial(_draw, folder, config, cells, document, said, shown))
     terminal.show(PtqRow, document["rows"], policy.provenance.title(document["env_id"]))
@@ -66,7 +70,7 @@ def _draw(
     title = policy.provenance.title(document["env_id"])
     drawn = [
         (name, draw.__doc__ or "", draw(rows, f"{title}: {about}"))
-        for name, (draw, about) in ptq_figures.FIGURES.items()
+        for name, (draw, about) in (ptq_figures.FIGURES.items() if rows[0]["episodes"] else ())
     ]
     caption = "Weights of each layer (blue, logarithmic) and the levels of the quantizer (orange)"
     weights = weight_figures.weight_distribution(layers, f"{title}: weights and {layers[0].row.precision} levels")
@@ -95,14 +99,14 @@ def _drawn_layers(cells: Sequence[Cell]) -> list[Layer]:
 def _facts(policy: Policy, document: schema.Document) -> dict[str, str]:
     provenance, row = policy.provenance, document["rows"][0]
     episodes = f"until a verdict, at most {row['max_episodes']}" if row["max_episodes"] else row["episodes"]
-    played = str(document["env_id"])
-    trained = provenance.env_id
+    alike = f"{episodes} at every precision, seed {document['seed']}, the same starts for each"
+    played, trained = str(document["env_id"] or "none"), provenance.env_id
     return {
         "model": f"{document['model']} ({provenance.origin})",
         "algorithm": provenance.algo or "unknown",
         "environment": played if played == trained or not trained else f"{played} (trained on {trained})",
         "weights": f"{policy.num_weights:,} in {len(policy.linear)} layers",
-        "episodes": f"{episodes} at every precision, seed {document['seed']}, the same starts for each",
+        "episodes": alike if row["episodes"] else "none: actions on held-out observations are compared",
         "observations": sentence(policy),
         "actions": "sampled" if provenance.stochastic else "deterministic",
     }

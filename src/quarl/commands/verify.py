@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from quarl.commands import terminal
+from quarl.commands import model, terminal
 from quarl.config import VerifyConfig
 from quarl.errors import QuarlError
 from quarl.export.equal import DIFFERS, VerifyRow
@@ -19,7 +20,10 @@ def run(config: VerifyConfig) -> None:
     rows: list[VerifyRow] = []
     said: list[str] = []
     about: Any = {"episodes": config.episodes, "env_id": config.env, "margin_pct": config.margin, "seed": config.seed}
-    about["edited"] = config.edited
+    about |= {
+        "edited": config.edited,
+        "recorded": config.observations and partial(model.observations, config.observations),
+    }
     checks = verify(path, config.runtime, agent=find.opened(config.agent).path if config.agent else None, **about)
     for each in checks:
         if isinstance(each, VerifyRow):

@@ -24,6 +24,7 @@ JsonFile = Annotated[Path | None, shown("FILE"), OUTPUT]
 Output = Annotated[Path, shown("DIR", "-o"), OUTPUT]
 Normalize = Annotated[str | None, shown("FILE|none", default="found beside the agent"), ENVIRONMENT]
 EnvId = Annotated[str | None, shown("ID", default="the one it was trained on"), ENVIRONMENT]
+Observations = Annotated[Path | None, shown("FILE")]
 Steps = Annotated[int | None, shown("N", "-n", default="RL Zoo's, or 100000"), AT_LEAST_ONE]
 
 

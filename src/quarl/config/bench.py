@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import Positional
 
-from quarl.config.base import MeteredConfig, layer_widths
+from quarl.config.base import MeteredConfig, Observations, layer_widths
 from quarl.config.trained_policy import check_paths
 from quarl.errors import QuarlError
 from quarl.fields import QUANTISATION, SOME, shown
@@ -34,6 +34,8 @@ class LatencyConfig(MeteredConfig):
     """Precisions of a MODEL that is not quantized: fp32, fp16, intN, or intNeK for K bits in first and last layers."""
     mode: Annotated[Mode, QUANTISATION] = "dynamic"
     """Activations: quantized per row at run time, or on grids calibrated beforehand."""
+    observations: Observations = None
+    """Recorded observations, .npy, .npz or .csv with a row per step, for calibration and for the calls."""
     runtime: Annotated[tuple[Literal["litert", "ort", "openvino", "tract", "tflm"], ...], shown("NAME ..."), SOME] = (
         "litert",
         "ort",
@@ -49,7 +51,7 @@ class LatencyConfig(MeteredConfig):
         self.hidden()
         self.specs()
         if not self.model:
-            self.refuse(("bits", "mode", "runtime"), "requires a MODEL", "add one, or drop it")
+            self.refuse(("bits", "mode", "observations", "runtime"), "requires a MODEL", "add one, or drop it")
         elif self.widths:
             raise QuarlError("--widths and MODEL are mutually exclusive: keep one")
 

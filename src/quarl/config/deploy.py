@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import Positional
 
-from quarl.config.base import Config
+from quarl.config.base import Config, Observations
 from quarl.config.trained_policy import NamedModel
 from quarl.errors import QuarlError
 from quarl.fields import ABOVE_ZERO, OUTPUT, QUANTISATION, SOME, shown
@@ -28,6 +28,10 @@ class BudgetConfig(NamedModel):
 
     bits: Annotated[tuple[str, ...], shown("BITS ..."), QUANTISATION, SOME] = ("int8", "int4e8", "int4")
     """Precisions of a policy that is not quantized: intN, or intNeK for K bits in the first and last layers."""
+    observations: Observations = None
+    """Recorded observations, .npy, .npz or .csv with a row per step: the table then has the errors of actions on the
+    last tenth, and no return.
+    """
     target: Annotated[tuple[Literal["c", "tflite"], ...], shown("c|tflite ..."), SOME] = ("c", "tflite")
     """Target: integer-only C, or a file for TFLite Micro."""
     flash: Annotated[str | None, shown("SIZE", default="no bound")] = None

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from tyro.conf import Positional
 
-from quarl.config.base import Config, EnvId, Output
+from quarl.config.base import Config, EnvId, Observations, Output
 from quarl.config.trained_policy import ModelConfig, check_paths
 from quarl.errors import QuarlError
 from quarl.fields import AT_LEAST_ONE, NOT_NEGATIVE, PERCENTAGE, QUANTISATION, shown
@@ -40,8 +40,10 @@ class ExportConfig(ModelConfig):
     """Activations: quantized per row at run time, or on grids calibrated beforehand, which boards need."""
     io: Literal["float", "int8"] = "float"
     """Types of the file's inputs and outputs; int8 is refused, with the reason."""
-    observations: Annotated[Path | None, shown("FILE")] = None
-    """Recorded observations, .npy or .npz, instead of an environment, for calibration and golden vectors."""
+    observations: Observations = None
+    """Recorded observations, .npy, .npz or .csv with a row per step, instead of an environment, for calibration and
+    golden vectors. The last tenth is held out from calibration.
+    """
     episodes: Annotated[int, AT_LEAST_ONE] = 100
     """Episodes of the verdict on a dynamic policy that becomes static, or on grids of recorded observations."""
     output: Output = Path("quarl-export")
@@ -71,6 +73,8 @@ class VerifyConfig(Config):
     """Runtimes to run the file in: litert, ort, openvino, tract, tflm, c, c-aarch64, c-m4 or c-m0."""
     agent: Annotated[str | None, shown("PATH", default="same name, in the folder or beside it")] = None
     """Exported agent, as a file or the folder of its run."""
+    observations: Observations = None
+    """Recorded observations, .npy, .npz or .csv, on which the file is compared instead of those of fresh episodes."""
     episodes: Annotated[int, NOT_NEGATIVE] = 20
     """Episodes of the return in each runtime, compared with fp32; 0 plays none."""
     margin: Annotated[float, shown("PERCENT"), PERCENTAGE] = 5.0

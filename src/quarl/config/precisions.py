@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from quarl.config.base import MeteredConfig, Output
+from quarl.config.base import MeteredConfig, Observations, Output
 from quarl.config.environment import OPTIONS
 from quarl.config.trained_policy import ModelConfig
-from quarl.fields import TRAINING, shown
+from quarl.fields import TRAINING
 from quarl.specs import DistillSpec, Flag, PtqSpec
+
+UNPLAYED = ("env", "episodes", "max_episodes", "margin", "workers", *OPTIONS)
+"""Options without a purpose if recorded observations replace the environment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +26,18 @@ class PtqConfig(PtqSpec, ModelConfig, MeteredConfig):
         "quarl ptq ppo HalfCheetahBulletEnv-v0 -f rl-trained-agents --bits fp32 fp16 8 4 -o cheetah",
     )
 
+    observations: Observations = None
+    """Recorded observations, .npy, .npz or .csv with a row per step, instead of an environment: errors of actions are
+    measured on the last tenth, and no return.
+    """
     output: Output = Path("quarl-ptq")
     """Folder for rows.json, rows.csv, the figures, report.html and the quantized policies."""
+
+    def check(self) -> None:
+        super().check()
+        if self.observations is not None:
+            self.refuse(("auto",), "conflicts with --observations, because it chooses bits by return")
+            self.refuse(UNPLAYED, "requires an environment, and --observations replaces it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +50,9 @@ class DistillConfig(DistillSpec, ModelConfig, MeteredConfig):
         "quarl distill logs/dqn/CartPole-v1_1 --auto --max-loss 2% -o mixed",
     )
 
-    observations: Annotated[Path | None, shown("FILE"), TRAINING] = None
-    """Recorded observations, .npy or .npz, instead of an environment: training uses only these states, and no return is
-    measured.
+    observations: Annotated[Observations, TRAINING] = None
+    """Recorded observations, .npy, .npz or .csv with a row per step, instead of an environment: training uses only
+    these states, and no return is measured.
     """
     resume: Flag = False
     """Resume from the last finished round of the same command."""
@@ -51,5 +64,4 @@ class DistillConfig(DistillSpec, ModelConfig, MeteredConfig):
         if self.auto:
             self.refuse(("observations",), "conflicts with --auto, which chooses by return")
         if self.observations is not None:
-            unplayed = ("env", "episodes", "validation", "states", *OPTIONS)
-            self.refuse(unplayed, "requires an environment, and --observations replaces it")
+            self.refuse((*UNPLAYED, "validation", "states"), "requires an environment, and --observations replaces it")

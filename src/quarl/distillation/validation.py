@@ -13,14 +13,10 @@ from quarl import engines, stats
 from quarl.arrays import Array
 from quarl.calibration import Calibrated, quantize
 from quarl.envs.environment import Environment, home_of
-from quarl.errors import QuarlError
-from quarl.evaluation import Evaluation, check_recorded, evaluate, record, sample_size
+from quarl.evaluation import Evaluation, evaluate, record, sample, split_by_time
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import EXACT
 from quarl.specs import DistillSpec
-
-HELD_OUT = 10
-"""Number of recorded observations of which one is held out."""
 
 
 @dataclass(eq=False)
@@ -37,17 +33,10 @@ class Validation:
     """The last tenth of the observations, which is not used for training."""
 
     def __post_init__(self) -> None:
-        given = self.observations
-        if given is None and self.environment is None and not self.policy.provenance.env_id:
-            raise QuarlError(
-                "the policy names no environment: name one with --env ID, or give --observations FILE (env_id, env or "
-                "observations in Python)"
-            )
-        if given is None:
-            self.environment = self.environment or home_of(self.policy)
+        if self.observations is None:
+            self.environment = self.environment or home_of(self.policy, recordable=True)
         else:
-            check_recorded(given)
-            self.observations, self.held_out = np.split(given, [len(given) - len(given) // HELD_OUT])
+            self.observations, self.held_out = split_by_time(self.observations)
 
     @cached_property
     def exact(self) -> Evaluation:
@@ -68,7 +57,7 @@ class Validation:
         given = self.observations
         if given is None:
             return Calibrated(self.policy, record(self.policy, seed=self.recipe.seed, environment=self.environment))
-        return Calibrated(self.policy, given[:: -(-len(given) // sample_size(self.policy))])
+        return Calibrated(self.policy, sample(self.policy, given))
 
     def look(self, policy: QuantizedPolicy) -> tuple[dict[str, Any], float]:
         """Return a snapshot's fields for this policy, and the duration in seconds."""

@@ -308,16 +308,26 @@ def _is_game(environment: Environment) -> bool:
     return False
 
 
-def home_of(policy: Policy, env_id: str | None = None) -> Environment:
+def home_of(policy: Policy, env_id: str | None = None, *, recordable: bool = False) -> Environment:
     """Return the environment that `policy` was trained on, or `env_id`, which the user typed.
+
+    Args:
+        policy: The policy.
+        env_id: Id of the environment; None means the policy's own.
+        recordable: Whether recorded observations may replace the environment, for the error message.
 
     Raises:
         QuarlError: The policy names none, and none is given.
     """
     environment = in_environment(policy, env_id)[1]
     if environment is None:
+        fix, python = (
+            ("--env", "env_id or env")
+            if not recordable
+            else ("--env, or give recorded --observations", "env_id, env or observations")
+        )
         raise QuarlError(
-            "the policy does not name the environment it was trained on; name one with --env (env_id or env in Python)"
+            f"the policy does not name the environment it was trained on; name one with {fix} ({python} in Python)"
         )
     return environment
 

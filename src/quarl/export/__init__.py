@@ -12,9 +12,9 @@ from typing import Any
 
 from quarl.arrays import Array
 from quarl.calibration import quantize, regridded
-from quarl.envs.environment import Environment, in_environment
+from quarl.envs.environment import Environment, home_of, in_environment
 from quarl.errors import MissingEnvironmentError, QuarlError, UnsupportedError, note
-from quarl.evaluation import check_recorded, record
+from quarl.evaluation import record, sample, split_by_time
 from quarl.export import contract, golden, targets, verification
 from quarl.export.contract import CONTRACT, GOLDEN, POLICY, SUMS, sha256
 from quarl.export.readme import readme
@@ -26,10 +26,6 @@ from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
 from quarl.quant.spec import Mode, QuantSpec
 
 __all__ = ["TARGETS", "export", "quantised"]
-UNKNOWN = (
-    "the policy has no environment to record observations in: name one with --env, or pass recorded --observations"
-)
-PYTHON = "env_id, env or observations in Python"
 
 
 def quantised(
@@ -52,7 +48,8 @@ def quantised(
         target: Runtime or language, one of TARGETS.
         precision: Precision of a float policy; None is int8. A quantized policy has its own.
         mode: dynamic or static; None is static, or a quantized policy's own if the target supports it.
-        observations: Raw observations [N, *shape] for calibration; None records them in the environment.
+        observations: Raw observations [N, *shape] in the order of time, of which the last tenth is held out and the
+            others calibrate; None records them in the environment.
         environment: Environment to record in; None is the policy's own.
         seed: Seed of the recorded episodes.
 
@@ -62,10 +59,8 @@ def quantised(
 
     def met() -> Array:
         if observations is not None:
-            return check_recorded(observations)
-        if (home := environment or in_environment(policy)[1]) is None:
-            raise QuarlError(f"{UNKNOWN} to calibrate on ({PYTHON})")
-        return record(policy, seed=seed, environment=home)
+            return sample(policy, split_by_time(observations)[0])
+        return record(policy, seed=seed, environment=environment or home_of(policy, recordable=True))
 
     if not is_quantized(policy):
         spec = QuantSpec.parse(precision or "int8", mode=mode or "static")
@@ -123,8 +118,7 @@ def export(
     check([POLICY, GOLDEN, CONTRACT, "README.md", SUMS, FILES[target]])
     env, environment = None, environment or in_environment(policy)[1]
     if observations is None:
-        if environment is None:
-            raise QuarlError(f"{UNKNOWN} for golden vectors ({PYTHON})")
+        environment = environment or home_of(policy, recordable=True)
         recorded: Any = {"num": golden.NUM_RECORDED, "min_episodes": 3, "environment": environment}
         observations = record(policy, "fidelity", seed=seed, **recorded)
     vectors = golden.record(policy, observations)

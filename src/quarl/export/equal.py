@@ -32,7 +32,8 @@ class VerifyRow(Row):
 
     command = "verify"
     check: Annotated[str, Column("check")]
-    """sha256 of files, contract, golden vectors, rollout (fresh observations), or return (episodes)."""
+    """sha256 of files, contract, golden vectors, rollout (fresh observations), recorded observations, or return
+    (episodes)."""
     runtime: Annotated[str | None, Column("runtime", lambda name: name or "")] = None
     version: Annotated[str | None, Column("version", lambda version: version or "")] = None
     arithmetic: Annotated[str | None, Column("arithmetic", lambda arithmetic: arithmetic or "")] = None

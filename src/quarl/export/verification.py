@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from quarl.export.golden import Golden
 from quarl.export.runtimes import Runtime
 from quarl.inert.reading_budget import read_json, reading
 from quarl.inert.zip import read_bytes
+from quarl.judging import fidelity_on
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
 from quarl.quant.spec import EXACT
@@ -92,6 +93,7 @@ def verify(
     margin_pct: float = 5.0,
     seed: int = 0,
     edited: bool = False,
+    recorded: Callable[[Policy], Array] | None = None,
 ) -> Iterator[VerifyRow | str]:
     """Check a folder that `quarl export` wrote, or one of its files.
 
@@ -106,6 +108,7 @@ def verify(
         margin_pct: Acceptable loss of return, in percent of fp32's.
         seed: Seed of episodes and resampling.
         edited: Run the folder's file as it is, whatever its origin.
+        recorded: Returns observations in place of those of fresh episodes, which need an environment.
 
     Yields:
         A row for each check, or the reason for leaving one out.
@@ -115,36 +118,37 @@ def verify(
             not be compared with a new export.
     """
     folder = path if path.is_dir() else None
-    policy = vectors = fresh = None
+    policy, compared = None, dict[str, Golden]()
     ran = regenerated = False
     if folder is None:
-        if edited:
-            raise QuarlError(f"--edited requires the folder of {path.name}, with its contract and golden vectors")
+        if edited or recorded is not None:
+            what = "edited" if edited else "observations"
+            raise QuarlError(f"--{what} requires the folder of {path.name}, with its contract and golden vectors")
         exported = contract.policy_of(contract.read(_read(path), str(path)), str(path))
         yield VerifyRow(check="contract", count=1)
         yield "left out, because they need the folder: sha256 of files, golden vectors, rollout, return against fp32"
     else:
         yield VerifyRow(check="sha256", count=_check_sums(folder, edited))
         full = read_document(folder / CONTRACT)
-        policy, vectors = _sources(folder, full, edited)
+        policy, compared["golden vectors"] = _sources(folder, full, edited)
         path = folder / targets.FILES[full["target"]]
         exported = contract.policy_of(full, str(folder / CONTRACT))
         yield VerifyRow(check="contract", count=1)
-        yield VerifyRow(check="golden vectors", runtime="reference", count=len(vectors.given), result="equal")
+        count = len(compared["golden vectors"].given)
+        yield VerifyRow(check="golden vectors", runtime="reference", count=count, result="equal")
         if edited:
             yield f"left out: whether {path.name} is what quarl export writes (--edited runs it as it is)"
         else:
-            regenerated = yield from _regenerated(path, full, policy, vectors)
-    # Fresh observations and returns need the environment.
+            regenerated = yield from _regenerated(path, full, policy, compared["golden vectors"])
     home = in_environment(exported, env_id)[1]
-    if home is None:
+    if policy is not None and recorded is not None:
+        compared["recorded observations"] = golden.computed(policy, recorded(policy))
+    elif home is None:
         yield "left out, because they need an environment: rollout and return; name one with --env"
     elif policy is not None:
-        recorded: Any = {"num": golden.NUM_RECORDED, "min_episodes": 3, "environment": home_of(policy, env_id)}
-        fresh = golden.computed(policy, record(policy, "fidelity", seed=seed + 1, **recorded))
-    baseline = None
-    if folder is not None and home is not None and episodes:
-        baseline = yield from _baseline(folder, full, agent, episodes, seed, env_id)
+        compared["rollout"] = golden.computed(policy, _rollout(policy, home_of(policy, env_id), seed + 1))
+    plays = folder is not None and home is not None and episodes
+    baseline = (yield from _baseline(path.parent, full, agent, episodes, seed, env_id)) if plays else None
     # Compare and play the file in each runtime; only code that equals a new export is run in this process.
     for name in names or runtimes.for_file(path):
         if not names and name in EMULATED:
@@ -158,10 +162,9 @@ def verify(
                 raise
             yield f"left out: {error}"
             continue
-        if policy is not None and vectors is not None:
-            yield held("golden vectors", policy, full["target"], vectors, runtime)
-            if fresh is not None:
-                yield held("rollout", policy, full["target"], fresh, runtime)
+        if policy is not None:
+            for check, each in compared.items():
+                yield held(check, policy, full["target"], each, runtime)
         if home is not None and episodes:
             played = _return(exported, Loaded(runtime, path), episodes, seed, home)
             yield _judged(runtime, played, baseline, margin_pct, seed)
@@ -183,6 +186,11 @@ def _baseline(
     except QuarlError as error:
         yield f"left out: return against fp32 ({error})"
         return None
+
+
+def _rollout(policy: QuantizedPolicy, home: Environment, seed: int) -> Array:
+    """Return fresh observations of the policy's own episodes."""
+    return record(policy, "fidelity", seed=seed, environment=home, num=golden.NUM_RECORDED, min_episodes=3)
 
 
 def _regenerated(
@@ -222,17 +230,28 @@ def _verdict(before: Array, after: Array, margin_pct: float, seed: int) -> tuple
 
 
 def judged(
-    before: Policy, after: QuantizedPolicy, *, episodes: int, seed: int, environment: Environment | None
+    before: Policy,
+    after: QuantizedPolicy,
+    *,
+    episodes: int,
+    seed: int,
+    environment: Environment | None,
+    recorded: Array | None = None,
 ) -> Iterator[str]:
     """Yield the loss of return from `before` to `after` in a line, or the reason for not measuring it.
+
+    Errors of actions on recorded observations are yielded, too.
 
     Args:
         before: The policy before.
         after: The quantized policy.
         episodes: Number of episodes.
         seed: Seed of the episodes.
-        environment: Environment to play in; None measures nothing.
+        environment: Environment to play in; None plays nothing.
+        recorded: Observations in the order of time; the last tenth is held out.
     """
+    if recorded is not None:
+        yield fidelity_on(before, after, recorded)[1]
     if environment is None:
         yield "its return is not measured: no environment is given"
         return

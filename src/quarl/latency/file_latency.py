@@ -8,8 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from quarl.arrays import Array
 from quarl.calibration import Calibrated, quantize
 from quarl.engines import FORMATS
+from quarl.evaluation import sample, split_by_time
 from quarl.export import verification
 from quarl.export.runtimes import RUNTIMES, for_file
 from quarl.files import write_bytes
@@ -33,22 +35,27 @@ class Named(NamedTuple):
     file: File
 
 
-def in_precisions(policy: Policy, specs: Sequence[QuantSpec], seed: int = 0) -> Iterator[QuantizedPolicy]:
+def in_precisions(
+    policy: Policy, specs: Sequence[QuantSpec], seed: int = 0, recorded: Array | None = None
+) -> Iterator[QuantizedPolicy]:
     """Yield the policy in each precision; yield a quantized policy unchanged.
 
-    Weights are rounded to nearest, which takes less time and results in the same operators.
+    Without recorded observations, weights are rounded to nearest, which takes less time and results in the same
+    operators.
 
     Args:
         policy: The policy, in float32 or quantized.
         specs: The precisions.
         seed: Seed of the calibration observations.
+        recorded: Observations in the order of time, whose first nine tenths calibrate; None makes some.
     """
     if is_quantized(policy):
         yield policy
         return
-    calibrated = Calibrated(policy, observations(policy, seed=seed))
+    seen = observations(policy, seed=seed) if recorded is None else sample(policy, split_by_time(recorded)[0])
+    calibrated = Calibrated(policy, seen)
     for spec in specs:
-        yield calibrated.quantize(spec.nearest)
+        yield calibrated.quantize(spec.nearest if recorded is None else spec)
 
 
 def written(policies: Sequence[QuantizedPolicy], name: str, runtimes: Sequence[str], folder: Path) -> Iterator[Named]:
@@ -83,6 +90,7 @@ def measure(
     *,
     seed: int = 0,
     seconds: float = 0.4,
+    recorded: Array | None = None,
     progress: Callable[[str], None] = lambda label: None,
 ) -> list[LatencyRow]:
     """Measure each file; files that read observations of one shape take turns.
@@ -90,8 +98,9 @@ def measure(
     Args:
         files: the files, each with its runtime.
         folder: a folder for a file of one weight, which is loaded first so that the runtime's own memory is excluded.
-        seed: seed of the observations.
+        seed: seed of the observations that are made without recorded ones.
         seconds: time for each file.
+        recorded: observations [N, *shape] for the calls; None makes some.
         progress: called with the name of each file before its memory is measured.
 
     Returns:
@@ -100,7 +109,7 @@ def measure(
     tiny = quantize(build(Network(name="", observation_shape=(1,), hidden=(), num_actions=1)), EXACT)
     rows = []
     for group in by(files, lambda named: (named.policy.observation_shape, named.policy.observation_dtype)).values():
-        seen, added = observations(group[0].policy, seed=seed), []
+        seen, added = observations(group[0].policy, seed=seed) if recorded is None else recorded, []
         for name, policy, file in group:
             progress(f"{name} {policy.spec.precision}")
             added.append(bytes_added(file, next(written([tiny], "tiny", [file.name], folder)).file, seen[:1]))

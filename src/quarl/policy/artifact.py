@@ -24,7 +24,7 @@ from quarl.files import write_parts
 from quarl.inert.reading_budget import reading
 from quarl.inert.zip import read_bytes
 from quarl.policy.container import DTYPES, Bytes, digest, parse, pieces, sealed, unsealed
-from quarl.policy.graph import ActionHead, ActivationGrid, Policy, Provenance, QuantizedPolicy, ungridded
+from quarl.policy.graph import ActionHead, ActivationGrid, Policy, Provenance, QuantizedPolicy, as_metadata, ungridded
 from quarl.policy.inputs import KINDS, Input
 from quarl.policy.operators import OPERATORS, Op, QuantizedTensor
 from quarl.quant.affine import TINY
@@ -239,7 +239,8 @@ def provenance_to_json(provenance: Provenance) -> dict[str, Any]:
     """Return the fields as JSON values, without `longest`."""
     values = {field.name: getattr(provenance, field.name) for field in fields(provenance) if field.name != "longest"}
     wrappers = [(name, dict(kwargs)) for name, kwargs in provenance.wrappers]
-    return values | {"env_kwargs": dict(provenance.env_kwargs), "wrappers": wrappers}
+    values |= {"env_kwargs": dict(provenance.env_kwargs), "wrappers": wrappers}
+    return {name: value for name, value in values.items() if value or name != "metadata"}
 
 
 def provenance_from_json(entry: Mapping[str, Any]) -> Provenance:
@@ -254,6 +255,7 @@ def provenance_from_json(entry: Mapping[str, Any]) -> Provenance:
         statistics=_word(entry.get("statistics", "")),
         stochastic=bool(entry["stochastic"]),
         origin=_word(entry["origin"]),
+        metadata=as_metadata(dict(entry.get("metadata", {})).items()),
     )
 
 

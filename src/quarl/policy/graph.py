@@ -5,6 +5,7 @@ The raw observation is named "observation"; the value of the last operator is th
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -13,7 +14,7 @@ from typing import Any, Literal, TypeGuard
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.errors import QuarlError, UnsupportedError, printable
+from quarl.errors import QuarlError, UnsupportedError, printable, short
 from quarl.inert.reading_budget import MAX_NUMBERS, MAX_OPERATORS, MAX_PRODUCTS
 from quarl.policy.inputs import Input
 from quarl.policy.operators import OBSERVATION, OPERATORS, Linear, Op, QuantizedTensor, Shape
@@ -22,6 +23,8 @@ from quarl.quant.spec import QuantSpec, integer_range
 
 LOG_STD_RANGE = (-20.0, 2.0)
 """Range to which Stable-Baselines3 clamps the log_std of a SAC actor."""
+METADATA = (32, 2000)
+"""Largest number of entries of a foreign file's metadata, and of characters of a value."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -129,6 +132,15 @@ class ActionHead:
         return shares.reshape(len(shares), -1)
 
 
+def as_metadata(entries: Iterable[tuple[object, object]]) -> dict[str, str]:
+    """Return the names and values that an exporter put into a foreign file as printable text.
+
+    Of long values the middle is left out, and entries after the first METADATA[0] are dropped.
+    """
+    most, characters = METADATA
+    return {short(str(name)): short(str(value), characters) for name, value in itertools.islice(entries, most)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
     """Origin of a policy and its training environment: the facts that evaluation needs besides the graph."""
@@ -151,6 +163,9 @@ class Provenance:
     """Sample actions in evaluation, by the zoo's convention for this agent."""
     origin: str = ""
     """Kind of the source: sb3-zip, sb2-pickle, sb3-live, module, ..."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """Text that the exporter put into the file, such as names of joints and scales of actions, as `as_metadata` bounds
+    it. It is shown in contracts, and never applied."""
 
     def title(self, env_id: str | None = None) -> str:
         """Return the agent in a few words, as in dqn on CartPole-v1, in the environment `env_id` if one is given."""

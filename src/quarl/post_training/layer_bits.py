@@ -18,7 +18,7 @@ import numpy as np
 from quarl import engines, formats
 from quarl.arrays import Array
 from quarl.calibration import Calibrated
-from quarl.envs.environment import Environment
+from quarl.envs.environment import Environment, home_of
 from quarl.errors import QuarlError
 from quarl.evaluation import Evaluation, evaluate, record
 from quarl.judging import judged
@@ -69,10 +69,11 @@ class AssignmentRow(Row):
 
 def choose(
     policy: Policy,
-    environment: Environment,
+    environment: Environment | None,
     asked: PtqSpec,
     progress: Callable[[str, int], None] = lambda label, done: None,
     distilled: Make | None = None,
+    recorded: Array | None = None,
 ) -> tuple[list[Cell], list[AssignmentRow], list[str]]:
     """Measure a policy at its precisions, or with `auto` at int8 and at the best bits of its layers.
 
@@ -81,10 +82,11 @@ def choose(
 
     Args:
         policy: The policy in float32.
-        environment: The environment to play in.
+        environment: The environment to play in; None means the policy's own.
         asked: The precisions, or the allowed loss.
         progress: Called with the precision and 1 for every finished episode.
         distilled: Distills the policy of an assignment that validation rejects after calibration; None rejects it.
+        recorded: Observations in place of an environment, as in `measure`; not with `auto`, which needs returns.
 
     Returns:
         The cells, fp32's first; the assignments that were tried; sentences about the choice.
@@ -93,8 +95,8 @@ def choose(
         QuarlError: The episodes cannot even show that int8 loses less than `max_loss`.
     """
     if not asked.auto:
-        return measure.measure(policy, environment, asked.specs(), asked, progress), [], []
-    search = _Search(policy, environment, asked, progress, distilled)
+        return measure.measure(policy, environment, asked.specs(), asked, progress, recorded=recorded), [], []
+    search = _Search(policy, environment or home_of(policy), asked, progress, distilled)
     int8 = search.validate(search.int8, search.fewest)
     if search.needed(int8) > asked.most_episodes:
         raise search.refusal(int8)

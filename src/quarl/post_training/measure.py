@@ -3,33 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Annotated, Any
-
-import numpy as np
 
 from quarl import engines, formats
 from quarl.arrays import Array
 from quarl.calibration import Calibrated, quantised
-from quarl.envs.environment import Environment
-from quarl.evaluation import Evaluation, evaluate, record
-from quarl.judging import judged, looks_of, until_judged
-from quarl.latency.timing import time_engines
+from quarl.engines import Engine
+from quarl.envs.environment import Environment, home_of
+from quarl.evaluation import Evaluation, evaluate, record, sample, split_by_time
+from quarl.judging import fidelity, judged, looks_of, until_judged
+from quarl.latency.timing import Timing, time_engines
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import EXACT, QuantSpec
-from quarl.rows import Column, EngineName, Episodes, Error, MaxEpisodes, Measured, Precision, Returns, Row, Scheme
+from quarl.rows import (
+    Column,
+    EngineName,
+    Episodes,
+    Error,
+    ErrorMax,
+    ErrorRms,
+    MaxEpisodes,
+    Measured,
+    Precision,
+    Returns,
+    Row,
+    Scheme,
+)
 from quarl.specs import PtqSpec
 from quarl.stats import Interval, as_fields, drop_interval
-
-AGREE_PCT = 1.0
-"""Largest difference of agreeing continuous actions, in percent of each component's range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PtqRow(Row):
-    """The measurement of one agent at one precision."""
+    """The measurement of one agent at one precision.
+
+    If recorded observations replace the environment, no episodes are played, and all that depends on returns is null.
+    """
 
     command = "ptq"
     precision: Precision
@@ -48,13 +60,16 @@ class PtqRow(Row):
     measured: Measured
     episodes: Episodes
     max_episodes: MaxEpisodes
-    mean: Annotated[float, Column("return", formats.spread, of=("mean", "std"))]
+    mean: Annotated[float | None, Column("return", formats.spread, of=("mean", "std"), optional=True)]
     """Mean over episodes of the sum of rewards."""
-    std: float
+    std: float | None
     """Standard deviation over episodes (after ±)."""
-    iqm: Annotated[float, Column("IQM", formats.number)]
+    iqm: Annotated[float | None, Column("IQM", formats.number, optional=True)]
     """Interquartile mean: the mean of the middle half of the returns, which is robust to outliers."""
-    ci_low: Annotated[float | None, Column("95 % interval", formats.interval, of=("ci_low", "ci_high"), before="iqm")]
+    ci_low: Annotated[
+        float | None,
+        Column("95 % interval", formats.interval, of=("ci_low", "ci_high"), before="iqm", optional=True),
+    ]
     """Ends of the 95 % bootstrap interval of the mean return; null for a single episode."""
     ci_high: float | None
     success: Annotated[float | None, Column("success %", formats.percent, optional=True)]
@@ -66,22 +81,38 @@ class PtqRow(Row):
     only the episodes count in which exactly one of the two succeeds. Null for fp32."""
     drop_low: float | None
     drop_high: float | None
-    error_pct: Error
-    margin_pct: Annotated[float, Column("margin", "{:g} %".format, caption="margin {}")]
+    error_pct: Annotated[Error, Column("E %", formats.number, optional=True)]
+    margin_pct: Annotated[
+        float | None,
+        Column("margin", lambda margin: f"{margin:g} %" if margin else "", caption="margin {}", optional=True),
+    ]
     """Acceptable loss in percent of the return in fp32."""
-    noninferior: bool
+    noninferior: bool | None
     verdict: Annotated[
-        str,
-        Column("verdict", formats.verdict, of=("verdict", "differs", "precision"), before="margin_pct"),
+        str | None,
+        Column(
+            "verdict",
+            formats.verdict_if_played,
+            of=("verdict", "differs", "precision"),
+            before="margin_pct",
+            optional=True,
+        ),
     ]
     """Verdict by the 95 % interval of the mean difference to fp32, paired by episode. Non-inferior if all of it is
     above minus the margin, inferior if all of it is below; otherwise, or with fewer than ten episodes, undecided."""
-    differs: bool
+    differs: bool | None
     """True if the difference, a loss or a gain, is beyond noise: that interval does not contain 0."""
-    difference: float
+    difference: float | None
     """Mean over episodes of the return minus that of fp32 from the same start; its ends are those of the verdict."""
     difference_low: float | None
     difference_high: float | None
+    observations: Annotated[
+        int | None, Column("held out", formats.count, caption="{} held-out observations", optional=True)
+    ]
+    """Number of observations that stand for episodes: the last tenth of the recorded ones, which calibrated nothing.
+    Null, like the errors of actions on them, if episodes were played."""
+    error_rms: ErrorRms
+    error_max: ErrorMax
     bytes: Annotated[int, Column("file", formats.size)]
     """Size of the engine's own file, which keeps weights in 4, 8, 16 or 32 bits."""
     bytes_packed: Annotated[int, Column("packed", formats.size)]
@@ -91,8 +122,8 @@ class PtqRow(Row):
     latency_us_p99: Annotated[float, Column("p99", formats.three_digits)]
     """99th percentile of the same calls in microseconds."""
     agreement: Annotated[float, Column("agree %", formats.percent, before="bytes")]
-    """Share of recorded observations on which the action equals that of fp32; continuous actions may differ by 1 % of
-    their range."""
+    """Share of observations apart from those of calibration on which the action equals that of fp32; continuous actions
+    may differ by 1 % of their range."""
     coverage: Annotated[float, Column("covered %", formats.percent, caption="{} % of the weights covered")]
     """Share of the policy's weights that are quantized."""
     returns: Returns = field(repr=False)
@@ -105,7 +136,8 @@ class Cell:
     row: PtqRow
     policy: QuantizedPolicy
     calibrated: Calibrated
-    evaluation: Evaluation
+    evaluation: Evaluation | None
+    """The episodes; None if recorded observations replace the environment."""
 
 
 Make = Callable[[Calibrated, QuantSpec], QuantizedPolicy]
@@ -113,31 +145,37 @@ Make = Callable[[Calibrated, QuantSpec], QuantizedPolicy]
 
 def measure(
     policy: Policy,
-    environment: Environment,
+    environment: Environment | None,
     specs: Sequence[QuantSpec],
     asked: PtqSpec,
     progress: Callable[[str, int], None] = lambda label, done: None,
     calibrated: Calibrated | None = None,
     make: Make = quantised,
+    recorded: Array | None = None,
 ) -> list[Cell]:
-    """Measure a policy in float32 and at every precision, each on the same episodes.
+    """Measure a policy in float32 and at every precision, each on the same episodes or held-out observations.
 
     Args:
         policy: The policy in float32.
-        environment: The environment to play in.
+        environment: The environment to play in; None means the policy's own.
         specs: The precisions.
         asked: The engine, the episodes and the margin; its own precisions are ignored.
         progress: Called with the precision and 1 for every finished episode.
         calibrated: The policy with its calibration observations; None records them here.
         make: Quantizes the policy.
+        recorded: Observations [N, *shape] in the order of time, in place of an environment: the first nine tenths
+            calibrate, and actions are compared on the others.
 
     Returns:
         A cell of fp32, then one of each precision, in their order.
     """
-    looks = looks_of(asked)
-    where: Any = {"seed": asked.seed, "environment": environment, "engine": asked.engine}
-    if calibrated is None:
-        calibrated = Calibrated(policy, record(policy, **where))
+    where: Any = {"seed": asked.seed, "engine": asked.engine}
+    if recorded is not None:
+        seen, held_out = split_by_time(recorded)
+        calibrated = Calibrated(policy, sample(policy, seen))
+    else:
+        where["environment"] = environment = environment or home_of(policy, recordable=True)
+        calibrated = calibrated or Calibrated(policy, record(policy, **where))
     specs = [EXACT, *(spec for spec in specs if spec.float_type != "fp32")]
     quantized = [make(calibrated, spec) for spec in specs]
     loaded = [engines.load_fitting(each, asked.engine) for each in quantized]
@@ -153,36 +191,30 @@ def measure(
         )
         for each, engine in zip(quantized, loaded, strict=True)
     ]
-    evaluations = until_judged(plays, looks, asked.margin)
-    observations = record(policy, "fidelity", **where)
-    timings = time_engines(loaded, observations)
-    actions = [engines.greedy(each, observations, engine.name) for each, engine in zip(quantized, loaded, strict=True)]
+    evaluations: Sequence[Evaluation | None] = [None] * len(plays)
+    if recorded is None:
+        evaluations = until_judged(plays, looks_of(asked), asked.margin)
+        held_out = record(policy, "fidelity", **where)
+    timings = time_engines(loaded, held_out)
+    actions = [engines.greedy(each, held_out, engine.name) for each, engine in zip(quantized, loaded, strict=True)]
     cells = []
     for each, engine, played, timing, acted in zip(quantized, loaded, evaluations, timings, actions, strict=True):
-        spec = each.spec
-        row = PtqRow(
-            precision=spec.precision,
-            bits_weights=spec.weight_bits,
-            bits_mean=each.mean_bits,
-            bits_of_layers=each.bits_of_layers,
-            bits_activations=spec.activation_bits or 32,
-            scheme=spec.scheme.name,
-            mode=spec.mode,
-            engine=engine.name,
-            measured=engine.measured,
-            **judged(played.returns, evaluations[0].returns[: len(played.returns)], asked.margin, asked.seed, looks),
-            **as_fields(played.success, "success", "success"),
-            **as_fields(drop_of(played, evaluations[0]), "drop", "drop"),
-            bytes=engine.file_bytes,
-            bytes_packed=len(artifact.to_bytes(each)),
-            latency_us_p50=timing.us_p50,
-            latency_us_p99=timing.us_p99,
-            agreement=agreement(policy, actions[0], acted),
-            coverage=each.coverage,
-            returns=played.returns.tolist(),
-        )
-        cells.append(Cell(row=row, policy=each, calibrated=calibrated, evaluation=played))
+        row = _without_returns(each, engine, timing)
+        errors = fidelity(policy, actions[0], acted)
+        if played is not None and (exact := evaluations[0]) is not None:
+            row |= _of_returns(played, exact, asked) | {"agreement": errors["agreement"]}
+        else:
+            row |= {"observations": len(held_out), **errors}
+        cells.append(Cell(row=PtqRow(**row), policy=each, calibrated=calibrated, evaluation=played))
     return cells
+
+
+def _of_returns(played: Evaluation, exact: Evaluation, asked: PtqSpec) -> dict[str, Any]:
+    """Return the fields of a row about the episodes of a precision and of fp32."""
+    row = judged(played.returns, exact.returns[: len(played.returns)], asked.margin, asked.seed, looks_of(asked))
+    row |= as_fields(played.success, "success", "success")
+    row |= as_fields(drop_of(played, exact), "drop", "drop")
+    return row | {"returns": played.returns.tolist()}
 
 
 def drop_of(played: Evaluation, exact: Evaluation) -> Interval | None:
@@ -195,14 +227,23 @@ def drop_of(played: Evaluation, exact: Evaluation) -> Interval | None:
     return drop_interval(exact.successes[: len(played.successes)], played.successes)
 
 
-def agreement(policy: Policy, exact: Array, actions: Array) -> float:
-    """Return the share of rows whose action agrees with that of fp32.
-
-    Discrete actions agree if they are equal, continuous ones within AGREE_PCT of the range in every component.
-
-    Args:
-        policy: The policy, which has the range of the actions.
-        exact: Actions of fp32.
-        actions: Actions of the quantized policy for the same observations.
-    """
-    return float(np.mean((policy.head.distance(exact, actions) <= AGREE_PCT / 100).all(axis=1)))
+def _without_returns(policy: QuantizedPolicy, engine: Engine, timing: Timing) -> dict[str, Any]:
+    """Return the fields of a row without episodes; those about returns are None."""
+    spec = policy.spec
+    return dict.fromkeys(field.name for field in fields(PtqRow)) | {
+        "precision": spec.precision,
+        "bits_weights": spec.weight_bits,
+        "bits_mean": policy.mean_bits,
+        "bits_of_layers": policy.bits_of_layers,
+        "bits_activations": spec.activation_bits or 32,
+        "scheme": spec.scheme.name,
+        "mode": spec.mode,
+        "engine": engine.name,
+        "measured": engine.measured,
+        "episodes": 0,
+        "bytes": engine.file_bytes,
+        "bytes_packed": len(artifact.to_bytes(policy)),
+        "latency_us_p50": timing.us_p50,
+        "latency_us_p99": timing.us_p99,
+        "coverage": policy.coverage,
+    }

@@ -8,11 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Unpack
 
+from numpy.typing import ArrayLike
 from rich.console import Console
 
 from quarl.api import Agent, agent_of
-from quarl.arguments import check, checks_keywords
-from quarl.envs.environment import EnvironmentKeywords, home_of, in_environment
+from quarl.arguments import check, checks_keywords, policy_rows
+from quarl.arrays import Array
+from quarl.envs.environment import EnvironmentKeywords, in_environment
 from quarl.errors import QuarlError
 from quarl.policy.graph import is_quantized
 from quarl.post_training.layer_bits import choose
@@ -110,6 +112,7 @@ def ptq(
     engine: EngineName = "litert",
     num_workers: int = 1,
     edge_bits: int | str = PtqSpec.edge_bits,
+    observations: ArrayLike | dict[str, Array] | None = None,
     **where: Unpack[EnvironmentKeywords],
 ) -> PtqTable:
     """Measure an agent at several precisions: return, error, verdict, latency and size, as `quarl ptq` does.
@@ -133,6 +136,8 @@ def ptq(
         engine: Name of the engine that runs the policies.
         num_workers: Number of processes that share the episodes.
         edge_bits: Minimum bits of the first and the last layers; "same" means one width in all layers.
+        observations: Raw observations [N, ...] in the order of time, in place of an environment. Nothing is played: the
+            first nine tenths calibrate, and the table has the errors of actions on the last tenth, and no return.
         env_id: The environment; None means the one that the policy was trained in.
         env_kwargs: Arguments of the environment, in addition to those that the policy records.
         wrappers: Wrappers in place of the policy's, the outermost last: names, as in "AtariWrapper", or (name,
@@ -173,10 +178,16 @@ def ptq(
     )
     check(spec, KEYWORDS)
     policy, environment = in_environment(policy, **where)
-    with progress(spec.num_episodes) as bar:
-        cells, _, _ = choose(policy, environment or home_of(policy), spec, bar)
+    recorded = None if observations is None else policy_rows(policy, observations)[0]
+    if recorded is not None and (auto or any(where.values())):
+        raise QuarlError(
+            "observations replace an environment and its returns: drop auto and the environment's keywords"
+        )
+    with progress(spec.num_episodes if recorded is None else None) as bar:
+        cells, _, _ = choose(policy, environment, spec, bar, recorded=recorded)
+    played = cells[0].evaluation
     return PtqTable(
-        title=policy.provenance.title(cells[0].evaluation.env_id),
+        title=policy.provenance.title(played.env_id if played else None),
         rows=tuple(cell.row for cell in cells),
         agents={cell.row.precision: Agent(cell.policy) for cell in cells},
     )

@@ -17,7 +17,13 @@ def assess(rows: Sequence[Fields]) -> list[str]:
     Too few episodes may be the reason for an undecided one.
     """
     base = next(row for row in rows if row["precision"] == "fp32")
-    if base["episodes"] < FEWEST_EPISODES:
+    what = "returns" if base["episodes"] else "errors"
+    if not base["episodes"]:
+        sentences = [
+            f"Fidelity, no return: actions are compared with those of fp32 on the last {base['observations']:,} "
+            "recorded observations, and the others calibrate. Play the policy before you use it."
+        ]
+    elif base["episodes"] < FEWEST_EPISODES:
         few = f"{counted(base['episodes'], 'episode')} {'is' if base['episodes'] == 1 else 'are'}"
         sentences = [f"No verdict: {few} too few, take {FEWEST_EPISODES} or more."]
     else:
@@ -29,7 +35,7 @@ def assess(rows: Sequence[Fields]) -> list[str]:
         if not row["measured"]
     )
     if simulated := list(dict.fromkeys(names)):
-        sentences.append(f"{listed(simulated)}: simulated in float, so returns hold, latency and file size do not.")
+        sentences.append(f"{listed(simulated)}: simulated in float, so {what} hold, latency and file size do not.")
     return sentences
 
 
