@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 import networks
+import quarl
 import require
 from quarl import engines, evaluation, files
 from quarl.actorq import wire
 from quarl.actorq.limiter import RateLimiter
 from quarl.actorq.shared_memory import PREFIX, Block, Memory
 from quarl.algorithms import tuned
-from quarl.cluster import begin_here, connection
+from quarl.cluster import connection
 from quarl.commands import doctor
 from quarl.config import DoctorConfig
 from quarl.energy import grams_per_kwh
@@ -59,19 +60,21 @@ def malformed():
         (checkpoint.sound()(malformed), "the checkpoint's contents are malformed (KeyError: 'clock_s'); start again"),
         (lambda: connection.enough([], 3), "--nodes 3: the cluster has 0 machines"),
         (
-            lambda: connection._same("the cluster at x", {"ray": "1"}, {"ray": "2"}),
-            "the cluster at x has ray 1, this machine 2: install the same on both",
+            lambda: connection._same("the cluster at x", {"python": "3.1.9"}, {"python": "3.11.9"}, print),
+            "the cluster at x has python 3.1.9, this machine 3.11.9: install the same on both",
         ),
+        (lambda: quarl.actorq(actor=3), "actorq has no keyword 'actor'; did you mean 'actors'?"),
+        (lambda: quarl.actorq(algo="PPO"), "train it with quarl train --algo ppo"),
+        (lambda: quarl.actorq("Pendulum-v1", preset="none"), "use ddpg, td3, sac or d4pg"),
+        (lambda: quarl.actorq(preset="none", params={"nonsense": 1}), "nonsense"),
         (
             lambda: connection.connect("auto", token=connection.token_file(Path("/proc/self/zz"))),
             "the cluster's token is not in /proc/self/zz (No such file or directory): copy it from the machine that",
         ),
-        (lambda: begin_here("0.0.1"), ", the runner 0.0.1: install the same on all machines"),
     ],
 )
 def test_a_wrong_argument_is_named_and_leaves_no_file(call, line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(vars(sys.modules["__main__"]), "__file__", "")  # a cluster's agent removes it
     with pytest.raises(QuarlError, match=re.escape(line)) as caught:
         call()
     assert "\n" not in str(caught.value)
@@ -93,3 +96,12 @@ def test_a_system_without_what_a_command_needs_is_named(tmp_path, monkeypatch, c
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(QuarlError, match="a cluster needs Linux"):
         connection.need_ray()
+
+
+def test_missing_ray_is_the_same_line_everywhere_and_patch_levels_may_differ(tmp_path, monkeypatch):
+    connection._same("it", {"python": "3.11.2"}, {"python": "3.11.9"}, (said := []).append)
+    assert said == ["it has python 3.11.2, this machine 3.11.9: patch levels may differ"]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for call in (lambda: connection.Local(tmp_path), lambda: connection.connect("auto")):
+        with pytest.raises(QuarlError, match=r"^a cluster needs ray: pip install 'quarl\[cluster\]'$"):
+            call()

@@ -109,6 +109,10 @@ class NothingSavedError(QuarlError):
     """A run that cannot be resumed: no run, no checkpoint, or no valid one."""
 
 
+class NoClusterError(QuarlError):
+    """A cluster whose first machine does not answer; it may answer later."""
+
+
 class UnsupportedError(QuarlError):
     """A well-formed request that this engine or reader cannot carry out."""
 

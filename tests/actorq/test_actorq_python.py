@@ -49,17 +49,3 @@ def test_types_for_editors_are_the_options_of_the_verb():
     found = dict(zip([each.arg for each in (*typed.args, *typed.kwonlyargs)], defaults, strict=True))
     assert found.pop("progress") is False
     assert found == {name: getattr(ActorQConfig, name) for name in KEYWORDS} | {"output": "quarl-actorq"}
-
-
-def test_invalid_options_are_refused_before_anything_is_written(tmp_path):
-    for options, line in (
-        ({"actor": 3}, "actorq has no keyword 'actor'; did you mean 'actors'?"),
-        ({"actors": 0}, "actors must be at least 1, got 0"),
-        ({"params": {"nonsense": 1}}, "nonsense"),
-        ({"algo": "PPO"}, "train it with quarl train --algo ppo"),
-        ({"env": "Pendulum-v1"}, "use ddpg, td3, sac or d4pg"),
-    ):
-        with pytest.raises(quarl.QuarlError) as refused:
-            quarl.actorq(**{"preset": "none", "output": tmp_path / "out", **options})
-        assert line in str(refused.value)
-    assert not (tmp_path / "out").exists()

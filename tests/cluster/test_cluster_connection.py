@@ -20,6 +20,7 @@ import pytest
 import require
 from quarl.cli import main
 from quarl.cluster.connection import token_file
+from quarl.files import read_rows
 from stress.chaos.run import below, living
 from waiting import until
 
@@ -139,8 +140,7 @@ def test_a_driver_sees_the_raylets_as_machines_that_are_alike(local: Owner):
     assert [(each["address"], each["cpus"]) for each in found["machines"]] == [("127.0.0.1", 1)] * 2
     assert len({each["id"] for each in found["machines"]}) == 2
     assert (found["said"], found["kept"]) == ([], True)
-    name = socket.gethostname()
-    assert found["other version"].startswith(f"machine {name} (127.0.0.1) has quarl ")
+    assert found["other version"].startswith("machine 127.0.0.1 (127.0.0.1) has quarl ")  # both have one host name
     assert found["other version"].endswith(", this machine 0.0.0: install the same on both")
 
 
@@ -184,15 +184,39 @@ def test_machines_begin_a_cluster_or_join_one_and_leave_it_at_a_signal(local: Ow
     quarl, token = [sys.executable, "-m", "quarl", "cluster"], tmp_path / "token"
     start = [*quarl, "start", "--port", port, "--token", str(token), "--cpus", "7"]
     join = [*quarl, "join", local.address, "--token", str(local.token)]
-    with running(start, join) as ((first, begun), (second, joined)):
+    late = [*quarl, "join", f"127.0.0.1:{port}", "--token", str(token), "--cpus", "1", "--retry"]
+    with running(late, start, join) as ((third, late_joined), (first, begun), (second, joined)):
+        assert late_joined == f"127.0.0.1 is in the cluster at 127.0.0.1:{port}; Ctrl-C removes it\n"
         assert begun == f"a cluster is at 127.0.0.1:{port}; Ctrl-C stops it\n"
         assert joined == f"127.0.0.1 is in the cluster at {local.address}; Ctrl-C removes it\n"
-        assert [each["cpus"] for each in driver("auto", token)["machines"]] == [7]
-        processes = {*below(first), *below(second)}
+        assert sorted(each["cpus"] for each in driver("auto", token)["machines"]) == [1, 7]
+        processes = {*below(first), *below(second), *below(third)}
         os.kill(first, signal.SIGTERM)
         os.kill(second, signal.SIGINT)
+        os.kill(third, signal.SIGINT)
     until(lambda: not processes & living().keys())
     until(lambda: [path.name for path in tmp_path.iterdir()] == ["token"])
+
+
+def test_a_run_whose_first_machine_ends_says_how_to_resume(token: Path, tmp_path: Path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        where = f"127.0.0.1:{free.getsockname()[1]}"
+    quarl, out = [sys.executable, "-m", "quarl"], tmp_path / "out"
+    start = [*quarl, "cluster", "start", "--port", where.partition(":")[2], "--token", str(token)]
+    words = "--preset none --net-arch 8 --params learning_starts:200 -n 10000000 --eval-freq 0 --actors-per-node 1"
+    command = [*quarl, "actorq", *words.split(), "--cluster", where, "-o", str(out)]
+    variables = {**os.environ, "RAY_AUTH_TOKEN_PATH": str(token), "HOME": str(tmp_path)}
+    with running(start) as ((first, _),), subprocess.Popen(command, stderr=PIPE, text=True, env=variables) as run:
+        until(lambda: any(row["timesteps"] for row in read_rows(out / "metrics.jsonl")))
+        os.kill(first, signal.SIGTERM)
+        _, said = run.communicate()
+    assert run.returncode == 2
+    *_, last = said.splitlines()
+    assert last == (
+        f"quarl: the cluster's first machine, {where}, does not answer any more; the checkpoint is in {out}: start a "
+        f"cluster, then resume with --resume -o {out}"
+    )
+    assert list(out.glob("checkpoint-*"))
 
 
 def test_nothing_is_left_of_a_cluster_whose_owner_is_killed(local: Owner, home: Path):

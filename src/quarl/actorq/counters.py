@@ -165,9 +165,6 @@ class Relay(_Column):
     HEARTBEAT_S = auto()
     INCARNATIONS = auto()
     """Incarnations given to the machines' actors so far."""
-    CPU_S = auto()
-    VERSIONS = auto()
-    """Versions published for all machines."""
 
 
 class Node(_Column):
@@ -194,8 +191,6 @@ class Node(_Column):
     """Seconds of round trip for the smallest request: the recent minimum."""
     PIECE_S = auto()
     """Seconds between two batches of segments: the recent mean."""
-    CPU_S = auto()
-    """CPU seconds of its agent, without actors."""
 
 
 TIMES = (

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from quarl.actorq.counters import TIMES, Actor, Control, Counters, Learner, Node, Publisher, Relay, percentile
+from quarl.actorq.counters import TIMES, Actor, Control, Counters, Learner, Node, Publisher, percentile
 
 COUNTS = (
     *(Actor.STEPS, Actor.EPISODES, Actor.PULLS, Actor.SKIPPED, Actor.DEATHS, Actor.ERRORS, Actor.DROPPED),
@@ -84,11 +84,10 @@ def row(counters: Counters, wall_s: float, before: dict[str, Any] | None = None)
             }
             for cells, timed in zip(counters.actors, pulls, strict=True)
         ],
-        "relay": _numbers(counters.relay, float, Relay.CPU_S, Relay.VERSIONS),
         "machines": [
             {
                 **_numbers(cells, int, *MACHINE),
-                **_numbers(cells, float, Node.WEIGHTS_S, Node.DELAY_S, Node.PIECE_S, Node.CPU_S),
+                **_numbers(cells, float, Node.WEIGHTS_S, Node.DELAY_S, Node.PIECE_S),
                 **_percentiles("weights_ms", counts),
             }
             for cells, counts in zip(counters.nodes, counters.weights_ms, strict=True)

@@ -15,7 +15,6 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from quarl import __version__
 from quarl.cluster import begin_here
 from quarl.errors import QuarlError, first_line, in_one_line, note, note_once
 from quarl.files import beside
@@ -37,23 +36,22 @@ class NodePool:
         die_with_parent(True)  # exit with the raylet: other machines repeat its jobs
         self._pool: LocalPool | None = None
 
-    def begin(self, version: str, folder: Path, proof: Path, log: Path, *about: Any) -> str:
+    def begin(self, folder: Path, proof: Path, log: Path, *about: Any) -> str:
         """Create the pool with its own log beside `log`, and return the machine's name.
 
         Args:
-            version: Caller's version of QuaRL.
             folder: Working folder of the runner.
             proof: A file in the study's folder; it exists if both machines see the same folder.
             log: Path of the runner's log.
             *about: Further arguments of LocalPool.
 
         Raises:
-            QuarlError: If the version differs or the folder is not shared.
+            QuarlError: If the folder is not shared.
         """
         if self._pool is not None:  # it was unreachable, but not dead
             self._pool.close()
         self._pool = None
-        name = begin_here(version)
+        name = begin_here()
         with contextlib.suppress(OSError):
             os.chdir(folder)
         if not proof.is_file():
@@ -111,7 +109,7 @@ class ClusterPool:
         for old in log.parent.glob(".cluster.*"):  # left by a killed runner
             old.unlink()
         self._proof.touch()
-        self._about = __version__, Path.cwd(), self._proof, log, bounds, jobs, load
+        self._about = Path.cwd(), self._proof, log, bounds, jobs, load
         group = placement_group([{"memory": 1}] * num_nodes, strategy="STRICT_SPREAD")
         make = ray.remote(NodePool).options(
             num_cpus=0,

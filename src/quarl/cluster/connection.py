@@ -18,15 +18,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from quarl import __version__, errors
-from quarl.errors import QuarlError, extras, first_line
+from quarl.errors import NoClusterError, QuarlError, extras, first_line
 from quarl.files import temporary_folder
 from quarl.formats import counted
 from quarl.machine import usable_cores
@@ -41,6 +42,8 @@ ANSWER_S, TASK_S, END_S = 4.0, 60.0, 10.0
 """Timeouts in seconds: for an address to answer, for machines to report their versions, and for raylets to end."""
 LOCAL_NODES = 2
 """Number of raylets of a run's own cluster."""
+KEY = b"quarl"
+"""Key of the version of QuaRL that started a cluster, in the cluster's own store."""
 OBJECT_BYTES = 256 * 2**20
 """Bytes of shared memory on a machine: some versions of weights and batches of rows."""
 
@@ -102,6 +105,7 @@ def environment(token: Path) -> dict[str, str]:
         "RAY_prestart_worker_first_driver": "0",  # no idle process for every core
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_DISABLE_IMPORT_WARNING": "1",
+        "RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor",  # patch levels may differ
     }
 
 
@@ -115,7 +119,9 @@ def reach(address: str) -> tuple[str, str]:
             return f"{opened.getpeername()[0]}:{port}", opened.getsockname()[0]
     except OSError as error:
         why = error.strerror or error
-        raise QuarlError(f"no cluster answers at {address} ({why}): quarl cluster start prints its address") from None
+        raise NoClusterError(
+            f"no cluster answers at {address} ({why}): quarl cluster start prints its address"
+        ) from None
 
 
 def connect(address: str, *, token: Path | None = None) -> list[Machine]:
@@ -139,7 +145,7 @@ def connect(address: str, *, token: Path | None = None) -> list[Machine]:
     ray = _ray(file)
     from ray._private.services import find_node_ids
 
-    if not _nodes_at(where, file) & {*find_node_ids()}:
+    if not _nodes_at(where, file, errors.note) & {*find_node_ids()}:
         raise QuarlError(f"this machine is not in the cluster at {where}: quarl cluster join {where}")
     handler = signal.getsignal(signal.SIGTERM)
     ray.init(where, log_to_driver=False, logging_level=logging.ERROR)
@@ -154,11 +160,22 @@ def disconnect() -> None:
 
 
 def machines() -> list[Machine]:
-    """Return the live machines of the connected cluster, sorted by address, name and id."""
+    """Return the live machines of the connected cluster, sorted by address, name and id.
+
+    Machines that share a host name, as containers may, are named by their addresses.
+    """
     keys = {"id": "NodeID", "address": "NodeManagerAddress", "name": "NodeManagerHostname"}
     alive = [node for node in sys.modules["ray"].nodes() if node["Alive"]]
     found = [Machine(**{k: node[v] for k, v in keys.items()}, cpus=node["Resources"].get("CPU", 0)) for node in alive]
+    shared = {name for name, count in Counter(each.name for each in found).items() if count > 1}
+    found = [replace(each, name=each.address) if each.name in shared else each for each in found]
     return sorted(found, key=lambda each: (each.address, each.name, each.id))
+
+
+def own_name() -> str:
+    """Return the name of this machine in the connected cluster."""
+    here = sys.modules["ray"].get_runtime_context().get_node_id()
+    return next(each.name for each in machines() if each.id == here)
 
 
 def enough(machines: Sequence[Machine], nodes: int | None) -> int:
@@ -194,7 +211,7 @@ def check_machines(machines: Sequence[Machine], say: Callable[[str], None] = err
             raise QuarlError(
                 f"{where} does not run QuaRL ({first_line(error)}): install the same versions there"
             ) from None
-        _same(where, {name: theirs[name] for name in ("quarl", "python", "ray")}, ours)
+        _same(where, {name: theirs[name] for name in ("quarl", "python", "ray")}, ours, say)
         if theirs["niceness"] > 0:
             say(f"{where} runs tasks at niceness {theirs['niceness']}: set RAY_worker_niceness=0 there")
         if not theirs["token"]:
@@ -219,31 +236,31 @@ class Start:
     """Cores of each raylet as the cluster sees them; None means an equal part of this machine's."""
 
 
-class Raylets:
+class Raylets(AbstractContextManager[Any]):
     """The raylets of this machine, in a child process that ends with this one and removes Ray's files."""
 
     def __init__(self, start: Start, log: Path) -> None:
         """Start the raylets and wait until they work; `log` receives their output.
 
-        Raises QuarlError if they cannot start.
+        Raises QuarlError if they cannot start, and NoClusterError if the cluster to join does not answer.
         """
         self.token, self._folder = start.token, start.folder
         self._child = Child("raylets", run, start, log, apart=True, linked=True)
         atexit.register(self.close)  # otherwise multiprocessing would wait for the child
         try:
             self._child.start()
-            self.address = self._child.hear()
-            """IP:PORT of the cluster."""
-            if isinstance(self.address, Result):
-                raise QuarlError(self.address.error)
+            if isinstance(heard := self._child.hear(), Result):
+                raise (heard.mistake or QuarlError)(heard.error)
+            self.address, self.said = heard
+            """IP:PORT of the cluster, and lines about other versions there."""
         except BaseException:
             self.close()
             raise
 
     def wait(self) -> None:
-        """Wait until the raylets end by themselves, which raises QuarlError."""
+        """Wait until the raylets end by themselves, which raises NoClusterError."""
         self._child.join()
-        raise QuarlError(f"this machine left the cluster at {self.address}: {self._child.reason()}")
+        raise NoClusterError(f"this machine left the cluster at {self.address}: {self._child.reason()}")
 
     def close(self) -> None:
         """End the raylets; repeated calls are harmless."""
@@ -253,9 +270,6 @@ class Raylets:
             self._child.join(END_S)
             self._child.kill()
         _remove(self._folder)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -272,6 +286,7 @@ class Local(Raylets):
             num_nodes: Number of raylets.
             cpus: Cores of each, as in Start.
         """
+        need_ray()
         own = short_folder()
         token = token_file(own / "token", make=True)
         super().__init__(Start(token=token, folder=own, num_nodes=num_nodes, cpus=cpus), folder / "raylets.log")
@@ -294,18 +309,20 @@ def run(start: Start, link: Connection) -> None:
     """
     die_with_parent(False)
     nodes: list[Any] = []
+    said: list[str] = []
     known = None if start.join else start.token.with_suffix(".address")
     try:
         # Start the raylets: the first one begins or joins the cluster.
-        _ray(start.token)
+        ray = _ray(start.token)
         if start.join:
-            _nodes_at(start.join, start.token)
+            _nodes_at(start.join, start.token, said.append)
         for _ in range(start.num_nodes):
             nodes.append(_node(start, nodes[0].address if nodes else start.join))
         if known:
             known.write_text(nodes[0].address)
+            ray._raylet.GcsClient(address=nodes[0].address).internal_kv_put(KEY, __version__.encode(), True, None)
         # Report the address, and watch the processes.
-        link.send(nodes[0].address)
+        link.send((nodes[0].address, said))
         while not link.poll(1):
             if dead := nodes[0].dead_processes():
                 raise QuarlError(f"Ray's {dead[0][0]} ended with exit code {dead[0][1].returncode}")
@@ -356,8 +373,8 @@ def _ray(token: Path) -> Any:
     return ray
 
 
-def _nodes_at(address: str, token: Path) -> set[str]:
-    """Return the ids of a cluster's raylets.
+def _nodes_at(address: str, token: Path, say: Callable[[str], None]) -> set[str]:
+    """Return the ids of a cluster's raylets; `say` receives a line if its Python has another patch level.
 
     Raises QuarlError if the cluster has another token or other versions than this process.
     """
@@ -371,21 +388,28 @@ def _nodes_at(address: str, token: Path) -> set[str]:
         with muted([2]):  # suppress Ray's own message
             client = GcsClient(address=address)
             nodes, cluster = client.get_all_node_info(timeout=ANSWER_S), get_cluster_metadata(client)
+            started_by = client.internal_kv_get(KEY, None, ANSWER_S)
     except ray.exceptions.AuthenticationError:
         raise QuarlError(
             f"the cluster at {address} rejected the token in {token}: copy the cluster's token there"
         ) from None
     except Exception as error:
-        raise QuarlError(f"no cluster of Ray {ray.__version__} found at {address}: {first_line(error)}") from None
-    _same(f"the cluster at {address}", {name: cluster[f"{name}_version"] for name in ("python", "ray")}, about())
+        raise NoClusterError(f"no cluster of Ray {ray.__version__} found at {address}: {first_line(error)}") from None
+    theirs = {name: cluster[f"{name}_version"] for name in ("python", "ray")}
+    if started_by:  # otherwise another program has started it
+        theirs["quarl"] = started_by.decode()
+    _same(f"the cluster at {address}", theirs, about(), say)
     return {each.hex() for each in nodes}
 
 
-def _same(where: str, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
-    """Raise QuarlError if versions differ."""
+def _same(where: str, theirs: Mapping[str, str], ours: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Raise QuarlError if versions differ; only `say` it if they are patch levels of Python."""
     for name, version in theirs.items():
-        if version != ours[name]:
-            raise QuarlError(f"{where} has {name} {version}, this machine {ours[name]}: install the same on both")
+        line = f"{where} has {name} {version}, this machine {ours[name]}"
+        if name == "python" and version != ours[name] and version.split(".")[:2] == ours[name].split(".")[:2]:
+            say(f"{line}: patch levels may differ")
+        elif version != ours[name]:
+            raise QuarlError(f"{line}: install the same on both")
 
 
 def _remove(folder: Path) -> None:

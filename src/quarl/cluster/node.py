@@ -39,11 +39,7 @@ HISTOGRAMS_S = 1.0
 class Order:
     """The start arguments of an agent."""
 
-    quarl: str
-    """Learner's version of QuaRL."""
     config: ActorQConfig
-    run: str
-    """Name of the run's log folder on each machine."""
     first: int
     """Number of its first actor among the actors of all machines."""
     rungs: Sequence[float]
@@ -68,7 +64,6 @@ class Report:
     """Latencies and blocked times of its actors so far; not in every report."""
     alive: int
     at_work: int
-    cpu_s: float
     said: Sequence[str | Fault]
     mistake: str
     """User error in the words of the actors' machine; empty if there is none."""
@@ -86,7 +81,7 @@ class NodeAgent:
     def begin(self, order: Order) -> str:
         """End earlier work, start actors in new memory, and return the machine's name."""
         self.end()
-        name = begin_here(order.quarl)
+        name = begin_here()
         folder = self._folder.enter_context(temporary_folder())
         config, num = replace(order.config, output=folder), len(order.rungs)
         self._channel = LocalChannel.create(num, *order.sizes, named=False)
@@ -159,7 +154,6 @@ class NodeAgent:
             histograms=histograms,
             alive=self._family.num_alive,
             at_work=self._family.num_at_work,
-            cpu_s=time.process_time(),
             said=said,
             mistake=self._mistake,
         )

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from quarl import __version__
 from quarl.actorq import roles
 from quarl.actorq.channel import LocalChannel
 from quarl.actorq.counters import CLASSES, Actor, Learner, Node, Relay
@@ -56,7 +55,6 @@ class RelaySpec(roles.Start):
     """The start arguments of the relay."""
 
     config: ActorQConfig
-    run: str
     rungs: Sequence[float]
     actor_cores: Mapping[str, Sequence[frozenset[int] | None]]
     """Cores of the actors, as in Order."""
@@ -128,7 +126,6 @@ class RelayLoop(roles.Role):
         self.weights: Any = None
         """Ray's reference to the newest weights, and their snapshot."""
         self.snapshot: roles.Snapshot
-        self.cpu_before = float(self.cells[Relay.CPU_S])
 
     def run(self) -> None:
         """Run until the run stops, then end the agents' work."""
@@ -140,7 +137,6 @@ class RelayLoop(roles.Role):
     def _run(self) -> None:
         while not self.stopped():
             now = self.cells[Relay.HEARTBEAT_S] = time.monotonic()
-            self.cells[Relay.CPU_S] = self.cpu_before + time.process_time()
             total = self.counters.actors[:, Actor.STEPS].sum()
             self.leases.grant(self.counters.learner[Learner.INSERT_LIMIT], total, now)
             self._put_up()
@@ -159,7 +155,6 @@ class RelayLoop(roles.Role):
         held = {machine.loading.version for machine in self.machines if machine.loading is not None}
         if len(held) < VERSIONS_HELD and (snapshot := self.channel.packed.pull(self.version)) is not None:
             self.weights, self.snapshot, self.version = self.ray.put(snapshot.data), snapshot, snapshot.version
-            self.cells[Relay.VERSIONS] += 1
 
     def _call(self, machine: _Machine, method: str, *arguments: Any) -> None:
         machine.sent[method] = time.monotonic()
@@ -176,9 +171,7 @@ class RelayLoop(roles.Role):
             machine,
             "begin",
             Order(
-                quarl=__version__,
                 config=spec.config,
-                run=spec.run,
                 first=machine.actors.start,
                 rungs=spec.rungs[machine.actors],
                 cores=spec.actor_cores,
@@ -301,7 +294,6 @@ class RelayLoop(roles.Role):
         cells[Node.ROWS] += len(rows)
         cells[Node.ROWS_BYTES] += rows.nbytes
         cells[Node.ACTORS], cells[Node.AT_WORK] = report.alive, report.at_work
-        cells[Node.CPU_S] = report.cpu_s
         for news in report.said:
             name = machine.name
             self.say(f"{name}: {news}" if isinstance(news, str) else replace(news, who=f"{news.who} of {name}"))

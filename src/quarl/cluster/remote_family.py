@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +17,7 @@ from quarl.actorq.roles import Channel
 from quarl.cluster import connection, relay
 from quarl.cluster.relay import RelaySpec
 from quarl.config import ActorQConfig
-from quarl.errors import QuarlError
+from quarl.errors import NoClusterError, QuarlError
 from quarl.files import temporary_folder
 from quarl.formats import counted
 from quarl.processes.child import Child, Children
@@ -68,7 +67,6 @@ class ClusterFamily(ActorFamily):
         spec = RelaySpec(
             config=config,
             channel=channel,
-            run=os.urandom(4).hex(),
             rungs=tuple(rungs),
             actor_cores={cluster.home: tuple(cores)},
             incarnation=incarnation,
@@ -99,6 +97,12 @@ class ClusterFamily(ActorFamily):
     def revive(self, children: Children) -> str:
         """Restart a dead relay, whose machines then begin again; return the reason if it died of a user error."""
         if not self.relay.alive() and not self.relay.parked:
+            if self.relay.result.mistake is NoClusterError and self._counters.nodes[:, Node.BEGUN].any():
+                folder = self.relay.spec.config.output
+                return (
+                    f"the cluster's first machine, {self.relay.spec.address}, does not answer any more; the checkpoint "
+                    f"is in {folder}: start a cluster, then resume with --resume -o {folder}"
+                )
             if self.relay.result.mistake:
                 return self.relay.reason()
             if event := children.revive(self.relay):
@@ -153,16 +157,16 @@ def _surveyed(address: str, nodes: int | None, logs: Path, say: Callable[[str], 
         asks.kill()
     if result.error:
         raise QuarlError(result.error)
-    machines, said = result.value
+    machines, said, home = result.value
     for line in said:
         say(line)
-    return Cluster(address, connection.token_file(), connection.enough(machines, nodes), os.uname().nodename)
+    return Cluster(address, connection.token_file(), connection.enough(machines, nodes), home)
 
 
-def _survey(address: str) -> tuple[list[connection.Machine], list[str]]:
-    """Return the cluster's machines, and warnings about them."""
+def _survey(address: str) -> tuple[list[connection.Machine], list[str], str]:
+    """Return the cluster's machines, warnings about them, and the name of this one."""
     said: list[str] = []
-    machines = connection.connect(address)
+    machines, home = connection.connect(address), connection.own_name()
     connection.check_machines(machines, said.append)
     connection.disconnect()
-    return machines, said
+    return machines, said, home

@@ -12,6 +12,7 @@ from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, subco
 from quarl.config.base import Config
 from quarl.errors import QuarlError
 from quarl.fields import AT_LEAST_ONE, Bound, shown
+from quarl.specs import Flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,8 @@ class ClusterJoinConfig(_MachineConfig):
 
     address: Positional[Annotated[str, shown("ADDRESS")]] = ""
     """IP:PORT of the cluster, as printed by `quarl cluster start`."""
+    retry: Flag = False
+    """Wait for a first machine that does not answer, and join again when it is back."""
 
     def check(self) -> None:
         super().check()
