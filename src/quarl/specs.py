@@ -55,7 +55,7 @@ class Spec:
 
     def check(self) -> None:
         """Refuse values out of range, before anything is read or run."""
-        for name, bound in _bounds(type(self)):
+        for name, bound in _bounds(type(self)):  # type: ignore[arg-type]  # mypy mistakes the class for an instance
             value = getattr(self, name)
             if isinstance(value, int | float | tuple) and not bound.holds(value):
                 got = "none" if value == () else f"{value:.15g}"
