@@ -65,9 +65,7 @@ def cores(monkeypatch, number, work=1.0):
 
     def measured(config, arms, seconds):
         assert (config.num_actors, config.num_envs, arms) == (1, 1, [("int8", "litert")])
-        return Rates(
-            batch_size=1, samples_per_insert=1, update_s=1e-6, insert_s=0, steps=(Step(arms[0], 1e-3, 0, 0, 0, work),)
-        )
+        return Rates(batch_size=1, samples_per_insert=1, learner_s=1e-6, steps=(Step(arms[0], 1e-3, 0, 0, 0, work),))
 
     monkeypatch.setattr(throughput_plan, "measure", measured)
     monkeypatch.setattr(throughput_plan, "usable_cores", lambda: number)

@@ -23,8 +23,7 @@ PLAIN = step("fp32", "stable-baselines3", 2980.0)
 RATES = Rates(
     batch_size=100,
     samples_per_insert=1.0,
-    update_s=0.020,
-    insert_s=0.0,
+    learner_s=0.020,
     steps=(step("fp32", "torch", 1980.0), step("fp32", "litert", 380.0), step("int8", "litert", 80.0), PLAIN),
 )
 """At one sample per insert, an update takes 100 steps of 2000, 400, 100 or 3000 us, and the learner 20 ms."""
@@ -71,10 +70,6 @@ def test_actors_have_the_cores_that_the_learner_s_threads_leave():
         assert fp32.steps_per_s * 8 == pytest.approx(2500.0 * cores_of_actors, abs=1.0)
 
 
-def test_inserts_are_the_learners_time():
-    assert predict(replace(RATES, insert_s=100e-6), CONFIG, cores=2)[2].learner_ms == 20.0 + 10.0
-
-
 def test_weights_are_taken_in_as_often_as_they_are_published_or_looked_for():
     steps = tuple(step._replace(load_s=0.040) for step in RATES.steps[:3])
     published = replace(CONFIG, publish_interval=10, actor_update_interval=100)
@@ -101,12 +96,16 @@ def test_an_environment_that_waits_gets_more_actors_than_cores(monkeypatch):
     rates = replace(RATES, steps=tuple(slow))
     crowd, most = (predict(rates, replace(CONFIG, actors=actors), cores=2)[2] for actors in (20, 50))
     assert (crowd.predicted_updates_per_s, most.predicted_updates_per_s) == (20.0, 25.0)  # 100 of 0.4 ms fill a core
-    number, why = actors_for(rates, CONFIG, 2)
-    assert (number, why) == (25, "because the environment waits: a step takes a core for 4% of its time")
-    assert actors_for(rates, replace(CONFIG, samples_per_insert=50.0), 2)[0] == 2  # a learner that needs no more
-    assert actors_for(RATES, CONFIG, 2) == (1, "of 2 cores with 1 for the learner")
+    assert actors_for(rates, CONFIG, rates.steps[2]) == (
+        25,
+        "because the environment waits: a step takes a core for 4% of its time",
+    )
+    assert (
+        actors_for(rates, replace(CONFIG, samples_per_insert=50.0), rates.steps[2])[0] == 2
+    )  # a learner that needs no more
+    assert actors_for(RATES, CONFIG, RATES.steps[2]) == (1, "of 2 cores with 1 for the learner")
     assert "more actors than cores are faster: use --actors 25, because the environment waits" in said(CONFIG, rates)
-    assert "more actors than cores" not in said(CONFIG, replace(rates, update_s=1.0))
+    assert "more actors than cores" not in said(CONFIG, replace(rates, learner_s=1.0))
 
 
 def test_beside_other_processes_the_plan_gives_a_range(monkeypatch):
@@ -171,7 +170,7 @@ def test_rates_of_a_small_run_are_timed_and_predict_every_arm(tmp_path: Path):
     assert heard == ["actor, torch", "actor, litert", "learner"]
     assert torch.get_num_threads() == threads
     assert (rates.batch_size, rates.samples_per_insert) == (32, 8.0)
-    assert min(rates.update_s, rates.insert_s, *(second for step in rates.steps for second in step[1:4])) > 0
+    assert min(rates.learner_s, *(second for step in rates.steps for second in step[1:4])) > 0
     assert all(0.5 < step.work <= 1 for step in rates.steps)  # CartPole waits for nothing, even on a busy machine
     assert rates.queued >= 0
     assert [step.load_s > 0 for step in rates.steps] == [True] * len(throughput_plan.ARMS) + [False]

@@ -51,7 +51,7 @@ def _actors(config: ActorQConfig) -> tuple[int, str]:
         config, actors=1, min_actors=1, envs_per_actor=1 if config.envs_per_actor == "auto" else config.num_envs
     )
     rates = throughput_plan.measure(one, [(config.actor_precision, config.engine)], seconds=SECONDS)
-    return throughput_plan.actors_for(rates, one)
+    return throughput_plan.actors_for(rates, one, rates.steps[0])
 
 
 def _environments(config: ActorQConfig) -> tuple[int, str]:

@@ -44,7 +44,7 @@ TORCH, FLOAT, PLAIN = ("fp32", "torch"), ("fp32", "litert"), ("fp32", "stable-ba
 ARMS: tuple[Arm, ...] = (TORCH, FLOAT, ("fp16", "litert"), ("int8", "litert"), ("int4", "litert"))
 SECONDS, TURNS, CALLS = 2.0, 6, 10
 """Seconds for each rate; turns over the precisions, so that a slow moment affects all; calls of the learner in a group,
-because some updates move more networks, or push weights. A rate is the median over turns or groups, after one more.
+because some updates move more networks, or push weights. A rate is the median over turns or groups after warm-up.
 """
 BLOCK, KEPT = 64, 500
 """Maximum segments of a block, and maximum number of blocks kept for the learner."""
@@ -89,13 +89,12 @@ class Rates:
     batch_size: int
     samples_per_insert: float
     """Ratio of the configuration."""
-    update_s: float
-    insert_s: float
-    """Learner's seconds for one segment."""
+    learner_s: float
+    """Seconds of an update with its inserts."""
     steps: tuple[Step, ...]
     """Step of every arm, and of plain Stable-Baselines3: its `predict` between an actor's environment and overhead."""
     queued: float = 0.0
-    """Learner's seconds in a queue for a core, for each second on one."""
+    """Seconds of the learner in a queue for a core, for each second on one."""
     others: float = 0.0
     """Number of cores that other processes took meanwhile."""
 
@@ -228,40 +227,43 @@ def steps(supervisor: Supervisor, arms: Sequence[Arm], seconds: float, segments:
 def _learning(supervisor: Supervisor, rows: Array, seconds: float, timed: Sequence[Step]) -> Rates:
     """Return the timed steps with the rates of a learner in this thread, and of plain Stable-Baselines3's `predict`."""
     give_way(supervisor.config.nice)
-    learner = LearnerLoop(replace(supervisor.workers.learner.spec, cores=None))
+    learner = LearnerLoop(supervisor.workers.learner.spec)  # pins this thread as in the run
     ratio = float(supervisor.config.samples_per_insert or samples_per_insert(learner.model))
     num_blocks = np.clip(len(rows) * ratio / learner.model.batch_size, 1, len(rows)).astype(int)
     blocks, span = itertools.cycle(np.array_split(rows, num_blocks)), rows["sequence"].max() + 1
-    inserts, updates, deadline = list[float](), list[float](), time.perf_counter() + seconds
-    while len(updates) < 2 * CALLS or time.perf_counter() < deadline:
+
+    def learn() -> None:
         segments = next(blocks)
         segments["sequence"] += span  # number the same stream further
-        inserts.append(_seconds(learner.replay_insert.take, segments) / len(segments))
-        updates.append(_seconds(learner.update))  # includes a wait for the GPU, because the losses are read
-    call = partial(learner.model.predict, rows["observation"][0], deterministic=True)
+        learner.replay_insert.take(segments)
+        learner.update()  # includes a wait for the GPU, because the losses are read
+
+    learner_s = _median_s(learn, seconds)
+    predict_s = _median_s(partial(learner.model.predict, rows["observation"][0], deterministic=True), seconds / TURNS)
     return Rates(
         batch_size=learner.model.batch_size,
         samples_per_insert=ratio,
-        update_s=_median(updates),
-        insert_s=_median(inserts),
-        steps=(
-            *timed,
-            timed[0]._replace(arm=PLAIN, inference_s=_median([_seconds(call) for _ in range(10 * CALLS)]), load_s=0.0),
-        ),
+        learner_s=learner_s,
+        steps=(*timed, timed[0]._replace(arm=PLAIN, inference_s=predict_s, load_s=0.0)),
         queued=queued_s() / time.thread_time(),
     )
 
 
-def _seconds(call: Callable[..., Any], *args: Any) -> float:
-    """Return the seconds of a call, without those in which this thread waited for a core."""
-    start = time.perf_counter() - queued_s()
-    call(*args)
-    return time.perf_counter() - queued_s() - start
+def _median_s(call: Callable[[], Any], seconds: float) -> float:
+    """Return the seconds of a call without those in a queue for a core, as the median over groups of calls."""
+    for until in (0.0, seconds):  # the first round warms up
+        marks, start = [_served_s()], time.perf_counter()
+        while len(marks) < 2 or time.perf_counter() < start + until:
+            for _ in range(CALLS):
+                call()
+            marks.append(_served_s())
+    return float(np.median(np.diff(marks))) / CALLS
 
 
-def _median(seconds: Sequence[float]) -> float:
-    """Return the median over groups of calls, each the mean of its calls; the first ones warm up."""
-    return float(np.median(np.reshape(seconds[len(seconds) % CALLS :], (-1, CALLS))[1:].mean(axis=1)))
+def _served_s() -> float:
+    """Return the time of a clock that stops while this thread waits for a core."""
+    queued, now = queued_s(), time.perf_counter()
+    return now - queued if queued_s() == queued else _served_s()
 
 
 def predict(rates: Rates, config: ActorQConfig, cores: float | None = None) -> list[PlanRow]:
@@ -273,20 +275,18 @@ def predict(rates: Rates, config: ActorQConfig, cores: float | None = None) -> l
         cores: Number of cores; None means those of this machine.
     """
     cores = usable_cores() if cores is None else cores
-    num_steps = rates.batch_size / (config.samples_per_insert or rates.samples_per_insert)
-    learner_s = rates.update_s + num_steps * rates.insert_s
+    num_steps, learner_s = rates.batch_size / (config.samples_per_insert or rates.samples_per_insert), rates.learner_s
     # An actor loads a version when it is published or when it checks for one, whichever comes later.
-    versions = min(1 / config.publish_interval, num_steps / config.num_actors / config.actor_update_interval)
-    load_s = {step.arm: config.num_actors * versions * step.load_s / num_steps for step in rates.steps}
+    loads = min(config.num_actors / config.publish_interval / num_steps, 1 / config.actor_update_interval)
     costs = {}  # per update, by arm: the actors' seconds for its steps, and the seconds until the next update
     for step in rates.steps:
         # An actor that works fills one core; the learner's threads take theirs first.
-        busy_s = num_steps * (step.seconds + load_s[step.arm])
+        busy_s = num_steps * (step.seconds + loads * step.load_s)
         actors_s = busy_s * max(1 / config.num_actors, step.work / max(cores - config.learner_threads, 1))
         together_s = (learner_s * config.learner_threads + busy_s * step.work) / cores
-        costs[step.arm] = actors_s, max(learner_s, actors_s, together_s)
-        if step.arm == PLAIN:
-            costs[step.arm] = busy_s, busy_s + learner_s
+        costs[step.arm] = (
+            (busy_s, busy_s + learner_s) if step.arm == PLAIN else (actors_s, max(learner_s, actors_s, together_s))
+        )
 
     return [
         PlanRow(
@@ -295,7 +295,7 @@ def predict(rates: Rates, config: ActorQConfig, cores: float | None = None) -> l
             env_us=round(1e6 * step.environment_s, 2),
             inference_us=round(1e6 * step.inference_s, 2),
             overhead_us=round(1e6 * step.overhead_s, 2),
-            weights_us=round(1e6 * load_s[step.arm], 2),
+            weights_us=round(1e6 * loads * step.load_s, 2),
             steps_per_s=round(num_steps / actors_s / (1 if step.arm == PLAIN else config.num_actors), 1),
             learner_ms=round(1e3 * learner_s, 3),
             predicted_updates_per_s=round(1 / update_s, 6),
@@ -311,21 +311,19 @@ def predict(rates: Rates, config: ActorQConfig, cores: float | None = None) -> l
     ]
 
 
-def actors_for(rates: Rates, config: ActorQConfig, place: int = 0) -> tuple[int, str]:
+def actors_for(rates: Rates, config: ActorQConfig, step: Step) -> tuple[int, str]:
     """Return the number of actors for `--actors auto`, and the reason: more than cores only if the environment waits.
 
     Args:
         rates: Measured rates.
         config: Options of the run.
-        place: Index of the actors' step in `rates`.
+        step: The actors' step among the rates.
     """
-    free, work = max(usable_cores() - config.learner_threads, 1), rates.steps[place].work
-    most = max(free, min(int(free / work), MOST))
-    wider = (
-        num for num in range(free, most) if predict(rates, replace(config, actors=num))[place].bottleneck == "learner"
-    )
+    free, alone = max(usable_cores() - config.learner_threads, 1), replace(rates, steps=(step,))
+    most = max(free, min(int(free / step.work), MOST))
+    wider = (num for num in range(free, most) if predict(alone, replace(config, actors=num))[0].bottleneck == "learner")
     if (number := next(wider, most)) > free:
-        return number, f"because the environment waits: a step takes a core for {work:.0%} of its time"
+        return number, f"because the environment waits: a step takes a core for {step.work:.0%} of its time"
     return free, f"of {formats.counted(usable_cores(), 'core')} with {config.learner_threads} for the learner"
 
 
@@ -338,25 +336,22 @@ def sentences(rows: Sequence[PlanRow], rates: Rates, config: ActorQConfig) -> It
         config: Options of the run.
     """
     # Name the bottleneck.
-    precision, arms = config.actor_precision, [step.arm for step in rates.steps]
-    place = arms.index((precision, config.engine))
-    row = rows[place]
-    gains = [
-        row.predicted_updates_per_s / rows[arms.index(arm)].predicted_updates_per_s for arm in (FLOAT, TORCH, PLAIN)
-    ]
+    by_arm = {step.arm: (row, step) for row, step in zip(rows, rates.steps, strict=True)}
+    row, step = by_arm[config.actor_precision, config.engine]
+    gains = [row.predicted_updates_per_s / by_arm[arm][0].predicted_updates_per_s for arm in (FLOAT, TORCH, PLAIN)]
     gain, torch_gain, plain_gain = (f"{gain:.2f} times{' (a loss)' if gain < 0.995 else ''}" for gain in gains)
     regime = "actor-bound" if row.bottleneck == "actors" else "learner-bound" if gains[0] < EVEN else "between"
     yield (
-        f"{regime} at {config.samples_per_insert or rates.samples_per_insert:g} samples per insert: {precision} actors "
-        f"make {gain} the updates of fp32 ones, {torch_gain} those of torch fp32; {REGIMES[regime]}"
+        f"{regime} at {config.samples_per_insert or rates.samples_per_insert:g} samples per insert: {row.precision} "
+        f"actors make {gain} the updates of fp32 ones, {torch_gain} those of torch fp32; {REGIMES[regime]}"
     )
     # Name what other processes leave of it: a queue delays work, but not an environment that waits.
-    step, queued, slower = rates.steps[place], rates.queued, 1 + rates.queued
+    queued, slower = rates.queued, 1 + rates.queued
     if max(rates.others / usable_cores(), queued / slower) > BUSY:
         slow = step._replace(
             environment_s=step.environment_s + queued * step.work * step.seconds, load_s=slower * step.load_s
         )
-        slowed = replace(rates, update_s=slower * rates.update_s, insert_s=slower * rates.insert_s, steps=(slow,))
+        slowed = replace(rates, learner_s=slower * rates.learner_s, steps=(slow,))
         # In a long queue our own processes hardly delay each other.
         number = config.num_actors + config.learner_threads
         left = number * slower / (number / max(usable_cores() - rates.others, 1) + queued)
@@ -366,7 +361,7 @@ def sentences(rows: Sequence[PlanRow], rates: Rates, config: ActorQConfig) -> It
             f"its time: expect {low:.3g} to {SPAN * low:.3g} updates/s beside them, and those above without"
         )
     # Recommend a number of actors, or another setting.
-    number, why = actors_for(rates, config, place)
+    number, why = actors_for(rates, config, step)
     if number > max(config.num_actors, usable_cores()):
         yield f"more actors than cores are faster: use --actors {number}, {why}"
     if (share := row.weights_us / (row.env_us + row.inference_us + row.overhead_us + row.weights_us)) > MUCH:
