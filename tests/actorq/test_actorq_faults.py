@@ -96,9 +96,9 @@ def test_a_crash_loop_is_parked_and_too_few_actors_end_the_run(tmp_path):
         why, log = "(RuntimeError: the simulation broke down)", run.output / "actor-0.log"
         of_actor = [line for line in lines if "actor 0 died" in line]
         assert of_actor[0] == f"quarl: actor 0 died {why}: restarted; see {log}"
+        assert f"quarl: actor 0 died 5 times in 60 s of work {why}: parked; see {log}" in of_actor
         more = rf"quarl: actor 0 died \d more times? in \d+ s {re.escape(why)}"
-        assert all(re.fullmatch(more, line) for line in of_actor[1:-1])
-        assert of_actor[-1] == f"quarl: actor 0 died 5 times in 60 s of work {why}: parked; see {log}"
+        assert sum(re.fullmatch(more, line) is not None for line in of_actor) == len(of_actor) - 2
         few = f"quarl: only 1 of 2 actors are left and --min-actors is 2; resume with --resume -o {run.output}"
         assert {few, f"report: {run.output / 'report.html'}"} == {*lines[-2:]}
         assert (run.faults("actor 0"), run.faults("environment of actor 0", "raised")) == (5, 25)
