@@ -149,6 +149,7 @@ def connect(address: str, *, token: Path | None = None) -> list[Machine]:
         raise QuarlError(f"this machine is not in the cluster at {where}: quarl cluster join {where}")
     handler = signal.getsignal(signal.SIGTERM)
     ray.init(where, log_to_driver=False, logging_level=logging.ERROR)
+    ray._private.worker.print_to_stdstream = lambda *_, **__: None  # last lines of Ray's logs, on stderr
     if threading.current_thread() is threading.main_thread():  # restore the handler that Ray has replaced
         signal.signal(signal.SIGTERM, handler)
     return machines()

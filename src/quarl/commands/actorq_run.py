@@ -70,9 +70,8 @@ def actorq(env: str = ActorQConfig.env, *, progress: bool = False, **options: An
     """
     if threading.current_thread() is not threading.main_thread():
         raise QuarlError("actorq handles signals: call it in the main thread")
-    for name in options:
-        if name not in KEYWORDS:
-            raise QuarlError(f"actorq has no keyword {name!r}{did_you_mean(name, KEYWORDS)}")
+    if unknown := [name for name in options if name not in KEYWORDS]:
+        raise QuarlError(f"actorq has no keyword {unknown[0]!r}{did_you_mean(unknown[0], KEYWORDS)}")
     # Check the options as the command line does.
     config = ActorQConfig(env=env, **{name: _as_typed(name, value) for name, value in options.items()})
     check(config, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -64,6 +65,8 @@ def _pool(config: StudyRunConfig) -> Iterator[MakePool]:
         if address == "local":
             local = stack.enter_context(connection.Local(config.output, config.nodes or connection.LOCAL_NODES))
             address, token = local.address, local.token
+        # Ray would end this process before it can report a dead first machine.
+        os.environ.update(RAY_gcs_rpc_server_reconnect_timeout_s="180")
         machines = connection.connect(address, token=token)
         stack.callback(connection.disconnect)
         if config.cluster != "local":
