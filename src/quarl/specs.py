@@ -7,12 +7,13 @@ here imports numpy, because `--help` shows these fields.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, cast, get_args, get_origin, get_type_hints
 
 from tyro.conf import FlagCreatePairsOff
 
@@ -55,7 +56,7 @@ class Spec:
 
     def check(self) -> None:
         """Refuse values out of range, before anything is read or run."""
-        for name, bound in _bounds(type(self)):  # type: ignore[arg-type]  # mypy mistakes the class for an instance
+        for name, bound in _bounds(cast(Any, type(self))):
             value = getattr(self, name)
             if isinstance(value, int | float | tuple) and not bound.holds(value):
                 got = "none" if value == () else f"{value:.15g}"
@@ -77,7 +78,7 @@ class Spec:
 @cache
 def _bounds(kind: type[Any]) -> list[tuple[str, Bound]]:
     """Return the bounds of the class and its bases, by the name of the field."""
-    hints = (get_type_hints(base, include_extras=True) for base in kind.__mro__)
+    hints = (inspect.get_annotations(base, eval_str=True) for base in kind.__mro__)
     named = (
         (name, extra) for each in hints for name, hint in each.items() for extra in getattr(hint, "__metadata__", ())
     )
