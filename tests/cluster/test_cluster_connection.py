@@ -181,7 +181,7 @@ def test_what_cannot_be_a_cluster_is_one_line(token: Path, capsys: pytest.Captur
 def test_machines_begin_a_cluster_or_join_one_and_leave_it_at_a_signal(local: Owner, tmp_path: Path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    quarl, token = [sys.executable, "-m", "quarl", "cluster"], tmp_path / "token"
+    quarl, token = [sys.executable, "-m", "quarl", "cluster"], token_file(tmp_path / "token", make=True)
     start = [*quarl, "start", "--port", port, "--token", str(token), "--cpus", "7"]
     join = [*quarl, "join", local.address, "--token", str(local.token)]
     late = [*quarl, "join", f"127.0.0.1:{port}", "--token", str(token), "--cpus", "1", "--retry"]
