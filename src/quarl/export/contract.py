@@ -155,12 +155,15 @@ def digests(policy: QuantizedPolicy) -> dict[str, str]:
 
 def inner(full: Mapping[str, Any]) -> str:
     """Return the short form, one line of ASCII, with an open seal."""
-    source = {name: full["source"][name] for name in ("sha256", *SOURCE)}
-    observation = {name: full["observation"][name] for name in ("shape", "dtype", "inputs")}
-    said = {name: full[name] for name in INSIDE} | {"source": source, "observation": observation}
-    said |= {name: full[name] for name in ("spec", "sha256")}
-    said["action"] = {name: value for name, value in full["action"].items() if name != "meaning"}
-    said["bits"] = {layer["name"]: layer["bits"] for layer in full["layers"]}
+    said = {
+        **{name: full[name] for name in INSIDE},
+        "source": {name: full["source"][name] for name in ("sha256", *SOURCE)},
+        "observation": {name: full["observation"][name] for name in ("shape", "dtype", "inputs")},
+        "spec": full["spec"],
+        "sha256": full["sha256"],
+        "action": {name: value for name, value in full["action"].items() if name != "meaning"},
+        "bits": {layer["name"]: layer["bits"] for layer in full["layers"]},
+    }
     for left_out in ((), ("bits",), ("bits", "spec")):
         short = {name: value for name, value in said.items() if name not in left_out}
         text = json.dumps(short | {"sealed": OPEN}, separators=(",", ":"), default=plain)

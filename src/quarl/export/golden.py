@@ -45,9 +45,13 @@ class Golden:
     def to_bytes(self) -> bytes:
         """Return the .npz file; equal vectors give equal bytes."""
         file = io.BytesIO()
-        arrays: Any = {"observations": self.observations, "outputs": self.outputs, "given": self.given}
-        arrays["edges"] = np.int64(self.edges)
-        arrays |= {f"{CODES}{name}": codes for name, codes in self.codes.items()}
+        arrays: Any = {
+            "observations": self.observations,
+            "outputs": self.outputs,
+            "given": self.given,
+            "edges": np.int64(self.edges),
+            **{f"{CODES}{name}": codes for name, codes in self.codes.items()},
+        }
         np.savez_compressed(file, **arrays)
         return file.getvalue()
 
