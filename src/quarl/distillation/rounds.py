@@ -54,9 +54,15 @@ AVERAGE = 0.995
 
 def recipe_of(recipe: DistillSpec) -> dict[str, Any]:
     """Return the options that determine a distillation's result besides seed and environment, as stored in files."""
-    said = {name: getattr(recipe, name) for name in ("updates", "states", "margin")}
-    said |= {"rounds": recipe.bounds()[0], "episodes": recipe.validation}
-    return {**said, "batch_size": BATCH_SIZE, "average": AVERAGE}
+    return {
+        "updates": recipe.updates,
+        "states": recipe.states,
+        "margin": recipe.margin,
+        "rounds": recipe.bounds()[0],
+        "episodes": recipe.validation,
+        "batch_size": BATCH_SIZE,
+        "average": AVERAGE,
+    }
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -176,9 +182,15 @@ def distill(
         # states that the newest snapshot reaches, labeled by the float policy
         if number and validation.observations is None:
             assert home is not None
-            options: dict[str, Any] = {"seed": recipe.seed * (rounds + 1) + number, "environment": home}
             engine = engines.load_fitting(snapshots[-1].policy, batch=home.at_once(RECORD_BATCH))
-            new = record(snapshots[-1].policy, "training", **options, engine=engine, num=recipe.states)
+            new = record(
+                snapshots[-1].policy,
+                "training",
+                seed=recipe.seed * (rounds + 1) + number,
+                environment=home,
+                engine=engine,
+                num=recipe.states,
+            )
             training.add(new, outputs(teacher, new))
             since = time.monotonic()
         # the updates of this round

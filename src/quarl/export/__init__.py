@@ -119,8 +119,9 @@ def export(
     env, environment = None, environment or in_environment(policy)[1]
     if observations is None:
         environment = environment or home_of(policy, recordable=True)
-        recorded: Any = {"num": golden.NUM_RECORDED, "min_episodes": 3, "environment": environment}
-        observations = record(policy, "fidelity", seed=seed, **recorded)
+        observations = record(
+            policy, "fidelity", seed=seed, num=golden.NUM_RECORDED, min_episodes=3, environment=environment
+        )
     vectors = golden.record(policy, observations)
     # The contract names the numbers of an observation if the environment can be created.
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
@@ -67,14 +67,21 @@ def held(check: str, policy: QuantizedPolicy, target: str, vectors: Golden, runt
         expected = golden.computed(policy, observations, runtime.arithmetic).given
     got = runtime.run(observations)
     difference, result = compare(policy, expected, got, runtime.arithmetic)
-    about: dict[str, Any] = {"version": runtime.version, "arithmetic": runtime.arithmetic, "count": len(got)}
     if predicted is not expected:
         detail = _beside(policy, predicted, got)
     if difference is not None:
         detail = str(difference)
         row = vectors.observations[difference.observation : difference.observation + 1]
         detail += _layer(policy, target, runtime, row)
-    return VerifyRow(check=check, runtime=runtime.name, **about, result=result, detail=detail)
+    return VerifyRow(
+        check=check,
+        runtime=runtime.name,
+        version=runtime.version,
+        arithmetic=runtime.arithmetic,
+        count=len(got),
+        result=result,
+        detail=detail,
+    )
 
 
 def _beside(policy: QuantizedPolicy, predicted: Array, got: Array) -> str:

@@ -41,9 +41,18 @@ def _run(config: StudyRunConfig) -> int:
     chosen = _chosen(config, cells)
     if config.dry_run:
         return _dry(config, study, chosen)
-    options: dict[str, Any] = {"jobs": config.jobs, "minutes": config.minutes, "retry_failed": config.retry_failed}
     with locked(config.output), _pool(config) as make_pool:
-        measured = measure(config.output, study, cells, chosen, terminal.progress, make_pool=make_pool, **options)
+        measured = measure(
+            config.output,
+            study,
+            cells,
+            chosen,
+            terminal.progress,
+            jobs=config.jobs,
+            minutes=config.minutes,
+            retry_failed=config.retry_failed,
+            make_pool=make_pool,
+        )
     if (code := ended(measured, config)) > SIGNALLED:
         return code
     again = " (again with --retry-failed)" if FAILED in (record.state for record in measured.records) else ""

@@ -41,8 +41,16 @@ def run(config: SweepConfig) -> int:
         write_bytes(yaml.safe_dump(document, sort_keys=False).encode(), path)
         asked = file.read(str(path))
         cells = plan(asked, env_module=config.env.rpartition(":")[0] or None)
-        options: dict[str, Any] = {"jobs": config.jobs, "minutes": config.minutes, "retry_failed": True}
-        measured = measure(config.output, asked, cells, cells, terminal.progress, **options)
+        measured = measure(
+            config.output,
+            asked,
+            cells,
+            cells,
+            terminal.progress,
+            jobs=config.jobs,
+            minutes=config.minutes,
+            retry_failed=True,
+        )
     if (code := study.ended(measured, config)) <= SIGNALLED:
         if any(record.state == DONE and record.method != TRAIN for record in measured.records):
             study_report.make(config.output, config.command_line())

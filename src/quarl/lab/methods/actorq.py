@@ -204,8 +204,11 @@ def _rates(config: ActorQConfig) -> dict[str, Any]:
 
     rates = throughput_plan.measure(config, ((config.actor_precision, config.engine),))
     row, *_ = throughput_plan.predict(rates, config)
-    known = {"batch_size": rates.batch_size, "samples_per_insert": rates.samples_per_insert}
-    return {"predicted_updates_per_s": row.predicted_updates_per_s, **known}
+    return {
+        "predicted_updates_per_s": row.predicted_updates_per_s,
+        "batch_size": rates.batch_size,
+        "samples_per_insert": rates.samples_per_insert,
+    }
 
 
 def watch(config: ActorQConfig, *, warm_up: float, seconds: float, meter: energy.Meter = energy.OFF) -> dict[str, Any]:

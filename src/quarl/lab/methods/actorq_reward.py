@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from quarl import formats
 from quarl.lab.cells import ACTORQ, DONE
@@ -83,14 +83,13 @@ def _row(record: Record, *, is_choice: bool) -> RewardRow:
     facts, curve = record.result, record.result["evaluations"]
     paced = [entry for entry in curve if entry["updates"]]
     seconds, updates = (paced[-1][name] - paced[0][name] if paced else 0 for name in ("clock_s", "updates"))
-    same: dict[str, Any] = {name: facts[name] for name in ("target", "cpu", "joules", "joules_by")}
-    same |= {name: facts["options"][name] for name in ("engine", "samples_per_insert", "envs_per_actor")}
     return RewardRow(
         task=record.env_id if record.source == ACTORQ else record.source,
         algo=record.algo,
         precision=record.precision,
         seed=record.seed,
-        **same,
+        **{name: facts[name] for name in ("target", "cpu", "joules", "joules_by")},
+        **{name: facts["options"][name] for name in ("engine", "samples_per_insert", "envs_per_actor")},
         seconds=facts["ended"]["clock_s"],
         derived=facts.get("derived", False),
         censored=facts["reached_s"] is None,
