@@ -27,7 +27,7 @@ mean = float(small.evaluate(episodes=5, max_episode_steps=100).returns.mean())
 microseconds: float = quarl.evaluate("model.zip", episodes=5, seed=1).us_per_step
 table = quarl.ptq(agent, [8, "w4a8"], episodes=5, margin=10)
 for row in table:
-    print(row.precision, row.mean - mean, len(table), table[0].verdict, table.verdicts)
+    print(row.precision, row.agreement, row.mean, mean, len(table), table[0].verdict, table.verdicts)
 table.agents["int8"].save("policy.tflite")
 trained: quarl.Agent = quarl.actorq("CartPole-v1", algo="dqn", params={"batch_size": 64}, net_arch=[64], actors=4).agent
 print(table.to_pandas())
