@@ -207,7 +207,7 @@ def test_what_was_loaded_does_not_change_with_the_model(tmp_path):
 def test_the_newest_are_kept_and_the_new_one_is_safe_before_an_old_one_goes(tmp_path, monkeypatch):
     model, trace = build(), []
     for updates in (5, 7, 9):
-        checkpoint.save(tmp_path, stamped(model, updates), {}, keep=2)
+        checkpoint.save(tmp_path, stamped(model, updates), {})
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["checkpoint-0000000007.safetensors", "checkpoint-0000000009.safetensors"]
     for name in STEPS:
@@ -215,7 +215,8 @@ def test_the_newest_are_kept_and_the_new_one_is_safe_before_an_old_one_goes(tmp_
         monkeypatch.setattr(files, name, lambda *a, n=name, r=real: (trace.append(n), r(*a))[1])
     unlink = Path.unlink
     monkeypatch.setattr(Path, "unlink", lambda path, **k: (trace.append("unlink"), unlink(path, **k))[1])
-    checkpoint.save(tmp_path, stamped(model, 11), {}, keep=1)
+    monkeypatch.setattr(checkpoint, "KEPT", 1)
+    checkpoint.save(tmp_path, stamped(model, 11), {})
     assert set(trace[:-6]) == {"put"}
     assert trace[-6:] == ["sync", "rename", "sync_folder", "sync", "unlink", "unlink"]
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-0000000011.safetensors"]
@@ -260,16 +261,17 @@ def test_a_full_disk_at_any_step_leaves_the_previous_checkpoint(tmp_path, monkey
 
     monkeypatch.setattr(files, step, full)
     steps = {"put": tensors + 2, "sync": 2}.get(step, 1)  # the header is written twice; file and folder are synced
+    monkeypatch.setattr(checkpoint, "KEPT", 1)
     for last in range(1, steps + 1):
         calls = 0
         with pytest.raises(CheckpointError, match="No space left on device; the files saved before are kept"):
-            checkpoint.save(tmp_path, model, {}, keep=1)
+            checkpoint.save(tmp_path, model, {})
         assert (tmp_path / "checkpoint-0000000005.safetensors").read_bytes() == before
         assert not list(tmp_path.glob(f"{checkpoint_file.TEMPORARY}*"))
         after_rename = step == "sync_folder" or (step == "sync" and last == 2)
         assert checkpoint.load_latest(tmp_path).updates == (6 if after_rename else 5)
     calls, last = 0, None
-    checkpoint.save(tmp_path, model, {}, keep=1)
+    checkpoint.save(tmp_path, model, {})
     assert calls == steps
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -88,6 +88,22 @@ def test_kills_stops_and_errors_lose_nothing_and_duplicate_nothing(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_run_replaces_a_killed_actor_and_resumes(tmp_path):
+    with Run(tmp_path, "--actors", "1", "-n", "1200", chaos={"step_s": 0.002}) as run:
+        before = run.ready().workers("actor-0")
+        run.send("actor-0", signal.SIGKILL)
+        run.back("actor-0", before)
+        assert run.finish() == 0
+        assert run.told("actor 0", "died", "killed by SIGKILL")
+        assert run.rows()[-1]["actors"][0]["incarnation"] == 1
+    with Run(tmp_path, "--actors", "1", "-n", "1500", "--resume") as run:
+        assert run.finish() == 0
+        assert not run.orphans()
+        last = run.rows()[-1]
+        assert (last["timesteps"], last["learner"]["duplicates"]) == (1500, 0)
+
+
+@pytest.mark.slow
 def test_a_crash_loop_is_parked_and_too_few_actors_end_the_run(tmp_path):
     words = ("--actors", "2", "-n", "60000", "--min-actors", "2")
     with Run(tmp_path, *words, chaos={"step_s": 0.005, "raises": ["actor 0"]}) as run:
