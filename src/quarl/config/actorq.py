@@ -102,8 +102,10 @@ class ActorQConfig(LearnerOptions):
     """
     learner_threads: Annotated[int, ADVANCED] = 1
     """Number of the learner's threads."""
-    nice: Annotated[int, ADVANCED] = 10
-    """Niceness of learner and actors above that of the command, 0..19: their publisher goes first."""
+    nice: Annotated[int, ADVANCED] = 5
+    """Niceness of learner and actors above that of the command, 0..19: their publisher goes first, and waits no longer
+    for a core at 5 than at 10.
+    """
     learner_dtype: Annotated[Literal["auto", "fp32", "bf16", "fp16"], ADVANCED] = "auto"  # type: ignore[assignment]  # one more
     """Autocast of the updates' matrix products; fp16 uses loss scaling. auto is TF32 on a GPU, bf16 for layers of at
     least 1,024 units if the processor supports it, else fp32.
