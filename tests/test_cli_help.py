@@ -30,7 +30,9 @@ from refusals import refused
 
 HEAVY = ("numpy", "scipy", "torch", "gymnasium", "matplotlib", "onnxruntime", "ai_edge_litert", "stable_baselines3")
 CONFIGS = {verb.verb: verb for kind in VERBS for verb in below(kind)}
-CHOICES = [(verb, option) for verb, config in CONFIGS.items() for option in options(config) if option.choices]
+CHOICES = [
+    (verb, option) for verb, config in CONFIGS.items() for option in options(config) if option.choices and option.names
+]
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def test_kills_stops_and_errors_lose_nothing_and_duplicate_nothing(tmp_path):
         politeness = [
             os.getpriority(os.PRIO_PROCESS, run.pid(name)) - own for name in ("learner", "actor-0", "publisher")
         ]
-        assert politeness == [10, 10, 0]
+        assert politeness == [ActorQConfig.nice, ActorQConfig.nice, 0]
         run.send("publisher", signal.SIGSTOP)
         run.until(lambda: "actors wait for newer weights" in run.text())
         run.until(lambda: run.rows()[-1]["timesteps"] > frozen["timesteps"])  # they have gone on to the bound

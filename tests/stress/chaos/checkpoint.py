@@ -215,7 +215,8 @@ def _save_until(folder: Path, model: OffPolicyAlgorithm, count: int, last: int, 
     for name in ("put", "sync", "rename", "sync_folder"):
         setattr(files, name, deadly(getattr(files, name)))
     Path.unlink = deadly(Path.unlink)  # type: ignore[method-assign]  # in this process, which ends here
-    checkpoint.save(folder, model, {"count": count}, replay=model.replay_buffer, keep=1)
+    checkpoint.KEPT = 1  # so that an older one is removed, too
+    checkpoint.save(folder, model, {"count": count}, replay=model.replay_buffer)
 
 
 def _fork(work: Callable[[], None]) -> int:
