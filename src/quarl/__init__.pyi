@@ -64,7 +64,7 @@ def actorq(
     save_replay_buffer: bool = True,
     min_actors: int = 1,
     env_timeout: float = 60.0,
-    nice: int = 10,
+    nice: int = 5,
     cluster: str | None = None,
     nodes: int | None = None,
     actors_per_node: int | None = None,
