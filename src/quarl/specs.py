@@ -240,13 +240,6 @@ class DistillSpec(ComparisonSpec):
         return specs
 
 
-def at_least_one(**values: int | str | None) -> None:
-    """Refuse counts below 1; None and auto pass."""
-    for name, value in values.items():
-        if isinstance(value, int) and value < 1:
-            raise QuarlError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
-
-
 def check_types(config: Any) -> None:
     """Raise QuarlError for an option whose value has the wrong type: the value may come from a study file."""
     for name, hint in get_type_hints(type(config)).items():

@@ -11,21 +11,15 @@ from typing import Annotated, Any, ClassVar, Literal
 from quarl.config.base import Output, check_folder, layer_widths
 from quarl.config.learner_options import LearnerOptions
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.fields import ADVANCED, ENVIRONMENT, QUANTISATION, TRAINING, shown
+from quarl.fields import ADVANCED, AT_LEAST_ONE, ENVIRONMENT, QUANTISATION, TRAINING, shown
 from quarl.quant.spec import QuantSpec
-from quarl.specs import Flag, at_least_one, check_types
+from quarl.specs import Flag, check_types
 
 ALGORITHMS = ("dqn", "ddpg", "td3", "sac", "d4pg")
 STEPS = 100_000
 """Default number of environment steps."""
 GIVEN_ONCE = ("n_steps", "batch_size")
 """Hyper-parameters with an option of their own."""
-COUNTS = (
-    *("actors", "envs_per_actor", "actor_update_interval", "publish_interval", "max_staleness"),
-    *("min_actors", "learner_threads", "updates", "batch_size", "n_steps"),
-    *("nodes", "actors_per_node"),
-)
-"""Options whose minimum is 1."""
 ON_POLICY = ("ppo", "a2c")
 """Algorithms of `quarl train` that learn only from steps of their current policy."""
 
@@ -48,9 +42,9 @@ class ActorQConfig(LearnerOptions):
 
     algo: Annotated[str, shown("NAME")] = "dqn"
     """Off-policy learner: dqn, ddpg, td3, sac or d4pg."""
-    updates: Annotated[int | None, shown("N", default="no bound"), TRAINING] = None
+    updates: Annotated[int | None, shown("N", default="no bound"), TRAINING, AT_LEAST_ONE] = None
     """Maximum number of learner updates."""
-    actors: Annotated[int | Literal["auto"], shown("N|auto")] = 2
+    actors: Annotated[int | Literal["auto"], shown("N|auto"), AT_LEAST_ONE] = 2
     """Number of actor processes; each runs one engine on one thread. auto uses the cores that the learner's threads
     leave free, and more actors than cores if a timed environment waits.
     """
@@ -66,23 +60,23 @@ class ActorQConfig(LearnerOptions):
     """Lossless compression of the packed weights."""
     engine: Annotated[Literal["litert", "torch"], QUANTISATION] = "litert"
     """Inference engine of the actors' policy; torch, the engine of users without QuaRL, is the baseline."""
-    envs_per_actor: Annotated[int | Literal["auto"], shown("N|auto"), ENVIRONMENT] = 1
+    envs_per_actor: Annotated[int | Literal["auto"], shown("N|auto"), ENVIRONMENT, AT_LEAST_ONE] = 1
     """Number of environments that an actor steps in parallel, with one inference batch for all. auto times 1, 2, 4 ...
     64 for some seconds, and takes the first number beyond which steps per second grow by less than a tenth.
     """
-    actor_update_interval: Annotated[int, ADVANCED] = 100
+    actor_update_interval: Annotated[int, ADVANCED, AT_LEAST_ONE] = 100
     """Environment steps of an actor between two checks for newer weights."""
-    publish_interval: Annotated[int, ADVANCED] = 10
+    publish_interval: Annotated[int, ADVANCED, AT_LEAST_ONE] = 10
     """Learner updates between two pushes of weights."""
-    max_staleness: Annotated[int, ADVANCED] = 1000
+    max_staleness: Annotated[int, ADVANCED, AT_LEAST_ONE] = 1000
     """Maximum number of updates that an actor's weights may be behind the learner before it waits for newer ones."""
     samples_per_insert: Annotated[float | None, shown("N", default="the algorithm's own ratio"), TRAINING] = None
     """Number of replay samples per environment step; the faster side waits for the other."""
-    batch_size: Annotated[int | None, shown("N", default="the algorithm's"), TRAINING] = None
+    batch_size: Annotated[int | None, shown("N", default="the algorithm's"), TRAINING, AT_LEAST_ONE] = None
     """Replay samples of one update."""
     net_arch: Annotated[str | None, shown("W,W,...", default="the algorithm's"), TRAINING] = None
     """Hidden layers of the policy, as in 2048,2048,2048; those of the critic: --params qf_arch:[512,512,256]."""
-    n_steps: Annotated[int | None, shown("N", default="the algorithm's"), TRAINING] = None
+    n_steps: Annotated[int | None, shown("N", default="the algorithm's"), TRAINING, AT_LEAST_ONE] = None
     """Steps of a return before bootstrapping."""
     normalize: Annotated[Flag, TRAINING] = False
     """Normalize observations and rewards as VecNormalize does; the statistics are sent with the weights."""
@@ -100,7 +94,7 @@ class ActorQConfig(LearnerOptions):
     """Maximum number of samples between learner and actors before the faster side waits; the default is twice the
     ratio's minimum, and at least a tenth of the warm-up's.
     """
-    learner_threads: Annotated[int, ADVANCED] = 1
+    learner_threads: Annotated[int, ADVANCED, AT_LEAST_ONE] = 1
     """Number of the learner's threads."""
     nice: Annotated[int, ADVANCED] = 5
     """Niceness of learner and actors above that of the command, 0..19: their publisher goes first, and waits no longer
@@ -122,7 +116,7 @@ class ActorQConfig(LearnerOptions):
     """Stop when two consecutive evaluations reach this mean return."""
     save_replay_buffer: Annotated[bool, TRAINING] = True
     """Include the replay in checkpoints; without it, a resumed run first collects learning_starts steps again."""
-    min_actors: Annotated[int, ADVANCED] = 1
+    min_actors: Annotated[int, ADVANCED, AT_LEAST_ONE] = 1
     """Minimum number of live actors; with fewer, the run ends with exit code 4."""
     env_timeout: Annotated[float, ENVIRONMENT] = 60.0
     """Seconds without a step after which an actor counts as hung and is replaced."""
@@ -130,9 +124,9 @@ class ActorQConfig(LearnerOptions):
     """Run the actors on the machines of a Ray cluster. ADDRESS: the IP:PORT printed by quarl cluster start. auto: the
     cluster that includes this machine. local: simulated machines on this one, for testing.
     """
-    nodes: Annotated[int | None, shown("N", default="all"), ADVANCED] = None
+    nodes: Annotated[int | None, shown("N", default="all"), ADVANCED, AT_LEAST_ONE] = None
     """Number of machines of --cluster; 2 for local."""
-    actors_per_node: Annotated[int | None, shown("N", default="--actors"), ADVANCED] = None
+    actors_per_node: Annotated[int | None, shown("N", default="--actors"), ADVANCED, AT_LEAST_ONE] = None
     """Number of actors on each machine of --cluster."""
     distill: Annotated[Flag, QUANTISATION] = False
     """At the end, distill the policy for --actor-precision, as quarl distill does, into the folder distilled."""
@@ -156,7 +150,6 @@ class ActorQConfig(LearnerOptions):
                 f"{algo} is on-policy, so actors cannot run ahead of it: train it with quarl train --algo {algo}"
             )
         super().check()
-        at_least_one(**{name: getattr(self, name) for name in COUNTS})
         self._check_precision()
         self.hidden()
         if self.samples_per_insert is not None and not self.samples_per_insert > 0:
