@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from quarl.errors import QuarlError, detail
+from quarl.errors import QuarlError, detail, extras
 from quarl.inert.reading_budget import reading
 from quarl.inert.zip import Opened
 from quarl.policy import artifact
@@ -48,6 +48,10 @@ def _read(file: Opened, algo: str, normalize: str | Path | None, frame_stack: in
             raise QuarlError(f"{path} is a policy that QuaRL saved, with its statistics inside: drop --normalize")
         return artifact.from_bytes(file.contents(), str(path))
     kind = weights_only.recognize(file)
+    if kind == "onnx":
+        with extras("reading .onnx"):
+            from quarl.readers import onnx_program
+        return onnx_program.read(file)
     if kind == "torch" and start.startswith((b"PK", b"\x80")):
         raise QuarlError(f"{path} {_of_pytorch(file)}")
     # Both libraries' zips have `data`; only the older one lists its parameters.

@@ -1,0 +1,71 @@
+"""Constants of an .onnx file, in it or beside it; the file is parsed by ONNX's own protocol buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import helper, numpy_helper
+
+from quarl.arrays import Array
+from quarl.errors import QuarlError
+from quarl.inert.reading_budget import current
+from quarl.inert.zip import escapes, read_bytes
+
+ONNX = ("", "ai.onnx")
+
+
+class Constants:
+    """The initializers of a model's graph, whose external files must be in the model's folder."""
+
+    def __init__(self, model: onnx.ModelProto, folder: Path) -> None:
+        self.folder, self.budget, self.files = folder, current(), dict[str, bytes]()
+        self.tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+        for node in model.graph.node:
+            self.budget.parse(1 + len(node.input))
+
+    def numbers(self, tensor: onnx.TensorProto) -> Array | None:
+        """Return the numbers of an initializer or of a Constant node; None if it does not hold numbers."""
+        if tensor.data_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
+            return None
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            tensor = onnx.TensorProto(data_type=tensor.data_type, dims=tensor.dims, raw_data=self.external(tensor))
+        array = numpy_helper.to_array(tensor)
+        return array if array.dtype.kind in "fiubV" else None  # V: number types that numpy does not know
+
+    def external(self, tensor: onnx.TensorProto) -> bytes:
+        """Return the bytes of a tensor that are in another file, which must be in the model's folder."""
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        location = entries.get("location", "")
+        if location not in self.files:
+            self.files[location] = self.beside(location)
+        content = self.files[location]
+        offset = int(entries.get("offset", "0")[:20])
+        length = int(entries.get("length", str(len(content) - offset))[:20])
+        if offset < 0 or length < 0 or offset + length > len(content):
+            raise QuarlError(
+                f"{location[:80]!r} beside it has no bytes {offset:,} to {offset + length:,}; fetch it again"
+            )
+        self.budget.copy(length)
+        return content[offset : offset + length]
+
+    def beside(self, location: str) -> bytes:
+        if escapes(location):
+            raise QuarlError(f"its weights refer to {location[:80]!r}, outside its folder; they are not read")
+        target = self.folder / location
+        try:
+            inside = target.resolve().is_relative_to(self.folder.resolve())
+        except (OSError, RuntimeError):  # a name that no system takes, or links in a circle
+            inside = False
+        if not inside:
+            raise QuarlError(f"its weights refer to {location[:80]!r}, which is not a file of its folder")
+        return read_bytes(target)
+
+
+def attributes(node: onnx.NodeProto, outer: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the node's attributes by name; `outer` has those of the call of its function, to which they may refer."""
+    given = {each.name: helper.get_attribute_value(each) for each in node.attribute if not each.ref_attr_name}
+    referred = {each.name: each.ref_attr_name for each in node.attribute if each.ref_attr_name in (outer or {})}
+    return given | {name: outer[key] for name, key in referred.items()} if outer else given
