@@ -42,6 +42,7 @@ MODULES = {
     "imageio": "quarl[video]",
     "mujoco": "quarl[mujoco]",
     "onnxruntime": "quarl[onnx]",
+    "onnxscript": "onnxscript",
     "openvino": "openvino",
     "panda_gym": "quarl[panda]",
     "pybullet_envs_gymnasium": "quarl[pybullet]",
@@ -60,7 +61,7 @@ MODULES = {
 }
 """What pip installs, by the package that is imported."""
 SHARED = Path(__file__).resolve().parents[2] / "shared"
-FOLDERS = {name: SHARED / name for name in ("agents", "agents-more")}
+FOLDERS = {name: SHARED / name for name in ("agents", "agents-more", "agents-wild")}
 """Trained agents beside the checkout."""
 
 

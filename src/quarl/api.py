@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
@@ -516,8 +516,11 @@ def load(
     *,
     normalize: str | os.PathLike[str] | None = None,
     frame_stack: int | None = None,
+    head: str = "",
+    output_name: str = "",
+    fix: Mapping[str, float] | None = None,
 ) -> Agent:
-    """Load the agent in a Stable-Baselines3 zip, zoo run folder, Stable-Baselines 2 or QuaRL file, or at hub:ORG/NAME.
+    """Load the agent in a Stable-Baselines3 zip, zoo run folder, Stable-Baselines 2, ONNX or QuaRL file.
 
     No code in a file is executed.
 
@@ -527,6 +530,10 @@ def load(
             trained without. None uses the file beside the agent, and raises an error if there are several candidates.
         frame_stack: Number of stacked observations, in place of the number in files beside the agent. Statistics of a
             single observation then apply to each of the stack.
+        head: Meaning of the output of an .onnx file: raw, clip:LOW,HIGH, tanh:LOW,HIGH, argmax:2,3 or gaussian; "" is
+            the one that the file contains.
+        output_name: Name of the output of an .onnx file that is the action; "" is the only one.
+        fix: Numbers by which inputs of an .onnx file become constant, by name.
 
     Raises:
         QuarlError: There is no agent at the path, or it cannot be read.
@@ -535,5 +542,12 @@ def load(
     (np.int64(1), None)
     """
     return Agent(
-        read(Path(path), normalize=None if normalize is None else os.fspath(normalize), frame_stack=frame_stack)
+        read(
+            Path(path),
+            normalize=None if normalize is None else os.fspath(normalize),
+            frame_stack=frame_stack,
+            head=head,
+            output_name=output_name,
+            fix=fix,
+        )
     )

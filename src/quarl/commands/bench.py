@@ -5,7 +5,7 @@ from __future__ import annotations
 from quarl import energy
 from quarl.commands import model, terminal
 from quarl.config import LatencyConfig
-from quarl.engines import FORMATS
+from quarl.export import verification
 from quarl.files import temporary_folder
 from quarl.latency import file_latency, network_latency
 from quarl.latency.networks import STANDARD, with_hidden
@@ -35,11 +35,11 @@ def _of_files(config: LatencyConfig) -> None:
     with energy.meter(config) as meter, temporary_folder() as folder:
         named, recorded = list[file_latency.Named](), None
         for index, path in enumerate(find.named([word]) for word in config.model):
-            if path.suffix.lower() in FORMATS:
+            if verification.is_exported(path):
                 named += file_latency.exported(path, config.runtime)
                 recorded = model.observations(config.observations, named[-1].policy)
                 continue
-            policy = load.read(path)
+            policy = load.read(path, **config.stated())
             recorded = model.observations(config.observations, policy)
             policies = list(file_latency.in_precisions(policy, config.specs(), config.seed, recorded))
             (place := folder / str(index)).mkdir()

@@ -52,7 +52,7 @@ class BudgetRow(Row):
 def run(config: BudgetConfig) -> int | None:
     """Print a row for each target and precision; return NOTHING_FITS if none fits."""
     (flash, ram), rows, said = config.bounds(), list[BudgetRow](), dict[str, None]()
-    exact = load.read(find.named(config.model, config.folder))
+    exact = load.read(find.named(config.model, config.folder), **config.stated())
     recorded = model.observations(config.observations, exact)
     errors: dict[str, Any] = {}
     for policy in in_precisions(exact, config.specs(), recorded=recorded):

@@ -14,7 +14,7 @@ from quarl.config import EvalConfig
 from quarl.engines import Engine
 from quarl.errors import QuarlError
 from quarl.evaluation import evaluate
-from quarl.export import runtimes, verification
+from quarl.export import verification
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import EXACT
 from quarl.readers.normalizer import sentence
@@ -55,7 +55,7 @@ def run(config: EvalConfig) -> None:
     """Play the episodes and print one row."""
     file = model.locate(config)
     engine: str | Engine = config.engine
-    is_exported = bool(runtimes.for_file(file))
+    is_exported = verification.is_exported(file)
     policy: Policy
     if is_exported:
         if config.stochastic or "engine" in config.typed:

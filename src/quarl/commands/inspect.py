@@ -53,10 +53,12 @@ def run(config: InspectConfig) -> int:
 def _read(config: InspectConfig, words: Sequence[str]) -> _Model:
     file = Opened(path := find.named(words, config.folder))
     kind = weights_only.recognize(file)
-    if kind:
+    if kind and not (kind == "onnx" and config.head):
         return _Model(path, None, weights_only.read_weights(file, kind))
     try:
-        policy = load.read(path, words[0] if config.folder is not None else "", config.normalize, config.frame_stack)
+        policy = load.read(
+            path, words[0] if config.folder is not None else "", config.normalize, config.frame_stack, **config.stated()
+        )
     except UnsupportedError as error:
         if not path.is_file():
             raise

@@ -75,6 +75,7 @@ def read(config: ModelConfig) -> Policy:
         config.model[0] if config.folder is not None else "",
         config.normalize,
         config.frame_stack,
+        **config.stated(),
     )
 
 

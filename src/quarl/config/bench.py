@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from tyro.conf import Positional
 
 from quarl.config.base import MeteredConfig, Observations, layer_widths
-from quarl.config.trained_policy import check_paths
+from quarl.config.trained_policy import StatedConfig, check_paths
 from quarl.errors import QuarlError
 from quarl.fields import QUANTISATION, SOME, shown
 from quarl.quant.spec import Mode, QuantSpec
@@ -16,7 +16,7 @@ from quarl.specs import SEED
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatencyConfig(MeteredConfig):
+class LatencyConfig(StatedConfig, MeteredConfig):
     """Measure single-thread latency: a policy in several precisions, exported files, or policies of given sizes."""
 
     verb: ClassVar[str] = "bench"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import Positional
 
@@ -19,12 +20,41 @@ from quarl.specs import SEED
 
 
 @dataclass(frozen=True, kw_only=True)
-class NamedModel(Config):
+class StatedConfig(Config):
+    """A verb that reads policies from files that may not define their actions."""
+
+    head: Annotated[str, shown("HEAD", default="the file's")] = ""
+    """Meaning of the output of an .onnx file: raw, clip[:LOW,HIGH], tanh[:LOW,HIGH], argmax[:2,3,...] or gaussian."""
+    output_name: Annotated[str, shown("NAME", default="the only one")] = ""
+    """Output of an .onnx file that is the action."""
+    fix: Annotated[tuple[str, ...], shown("NAME=VALUE ...")] = ()
+    """Inputs of an .onnx file that are constant; action_masks is 1."""
+
+    def check(self) -> None:
+        super().check()
+        self.stated()
+
+    def stated(self) -> dict[str, Any]:
+        """Return the options as `load` takes them in Python."""
+        fixed: dict[str, float] = {}
+        for word in self.fix:
+            name, _, number = word.rpartition("=")
+            try:
+                fixed[name] = float(number)
+            except ValueError:
+                fixed[name] = math.nan
+            if not name or not math.isfinite(fixed[name]):
+                raise QuarlError(f"--fix takes NAME=VALUE with a finite number, got {word!r}")
+        return {"head": self.head, "output_name": self.output_name, "fix": fixed}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedModel(StatedConfig):
     """A verb that uses one trained policy without an environment."""
 
     model: Positional[Annotated[tuple[str, ...], shown("MODEL")]] = ()
-    """A Stable-Baselines3 zip, zoo run folder, Stable-Baselines 2 file or saved policy; hub:ORG/NAME of the Hugging
-    Face Hub; or ALGO ENV with -f FOLDER.
+    """A Stable-Baselines3 zip, zoo run folder, Stable-Baselines 2 file, .onnx file or saved policy; hub:ORG/NAME of the
+    Hugging Face Hub; or ALGO ENV with -f FOLDER.
     """
     folder: Annotated[Path | None, shown("FOLDER", "-f")] = None
     """Folder of agents in the zoo's layout, FOLDER/ALGO/ENV_1/ENV.zip, for a MODEL in two words."""

@@ -24,6 +24,7 @@ from quarl.inert.zip import read_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
 from quarl.quant.spec import Mode, QuantSpec
+from quarl.readers import load
 
 __all__ = ["TARGETS", "export", "quantised"]
 
@@ -194,4 +195,4 @@ def _source(policy: QuantizedPolicy, source: Path | None) -> dict[str, str]:
     """Return name and sha256 of the agent's file; without a file, the sha256 of the policy itself."""
     if source is None:
         return {"file": "", "sha256": sha256(artifact.to_bytes(policy))}
-    return {"file": source.name, "sha256": sha256(source.read_bytes())}
+    return {"file": source.name, "sha256": sha256(load.contents(source))}

@@ -136,7 +136,9 @@ def sha256(data: bytes) -> str:
 def meaning(head: ActionHead) -> str:
     """Return a sentence about the meaning of a file's output."""
     if not head.is_discrete:
-        return head.reading or "its output is the action, within its bounds"
+        bounded = np.isfinite(head.low).any() or np.isfinite(head.high).any()
+        outside = "without bounds; the scale of actions and the pose to which they are added stay outside the file"
+        return head.reading or f"its output is the action, {'within its bounds' if bounded else outside}"
     return head.reading or "its output is a score for each action, which is the number of the largest, from 0"
 
 

@@ -339,7 +339,7 @@ def _source(folder: Path, full: dict[str, Any], agent: Path | None) -> Quantized
     file = agent or next((f for f in (folder / name, folder.parent / name) if f.is_file()), None)
     if file is None:
         raise QuarlError(f"its agent {name!r} is not beside {folder}: name it with --agent")
-    if contract.sha256(_read(file)) != full["source"]["sha256"]:
+    if contract.sha256(load.contents(file)) != full["source"]["sha256"]:
         raise QuarlError(f"{file} was not exported here, or has changed since")
     policy = load.read(file)
     return policy if isinstance(policy, QuantizedPolicy) else quantize(policy, EXACT)
@@ -348,6 +348,11 @@ def _source(folder: Path, full: dict[str, Any], agent: Path | None) -> Quantized
 def read_document(file: Path) -> dict[str, Any]:
     """Return the JSON object in a file; raise QuarlError if there is none."""
     return read_json(_read(file), str(file))
+
+
+def is_exported(file: Path) -> bool:
+    """Return whether the file is of an export; an .onnx file without a contract is an agent."""
+    return bool(runtimes.for_file(file)) and (file.suffix != ".onnx" or contract.BEGIN.encode() in _read(file))
 
 
 def _read(file: Path) -> bytes:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.errors import QuarlError, note
+from quarl.errors import QuarlError
 from quarl.policy.graph import ActionHead
 from quarl.policy.operators import Activation
 from quarl.readers.affine_values import Elementwise
@@ -18,8 +18,8 @@ ACTION_NAMES = ("action", "actions", "continuous_actions", "deterministic_contin
 """Names of outputs that are the action itself."""
 
 
-def resolve(graph: Symbolic, output: Value, name: str, asked: str) -> tuple[Value, ActionHead]:
-    """Return the last value of the network and the head that turns it into an action.
+def resolve(graph: Symbolic, output: Value, name: str, asked: str) -> tuple[Value, ActionHead, str]:
+    """Return the last value of the network, the head that turns it into an action, and a line about its origin.
 
     Args:
         graph: The graph.
@@ -35,14 +35,16 @@ def resolve(graph: Symbolic, output: Value, name: str, asked: str) -> tuple[Valu
     if head is not None:
         if kind not in ("", head.kind) or text:
             raise QuarlError(f"output {name!r} {reason}, which decides its head: drop --head {asked}")
-        note(f"head {head.kind}: output {name!r} {reason}")
-        return network, head
+        return network, head, f"head {head.kind}: output {name!r} {reason}"
+    said = f"head {asked}: as asked for"
     if not kind and name.lower() in ACTION_NAMES:
-        note(f"head raw: output {name!r} is the action, without bounds; its scale and offset stay outside")
-        kind = "raw"
+        kind, said = (
+            "raw",
+            f"head raw: output {name!r} is the action, without bounds; its scale and offset stay outside",
+        )
     if not kind:
         raise QuarlError(f"output {name!r} of {output.size} numbers fits several heads; choose one of --head {KINDS}")
-    return output, _asked(kind, text, output.size)
+    return output, _asked(kind, text, output.size), said
 
 
 def _asked(kind: str, text: str, size: int) -> ActionHead:

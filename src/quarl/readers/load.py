@@ -3,45 +3,68 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from quarl.errors import QuarlError, detail, extras
 from quarl.inert.reading_budget import reading
-from quarl.inert.zip import Opened
+from quarl.inert.zip import Opened, read_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.readers import find, normalizer, sb2, sb3, weights_only
 from quarl.readers.torch_file import program, read_nested
 
-KINDS = "a Stable-Baselines3 zip, an RL Zoo run folder, a Stable-Baselines 2 .pkl or .zip, or a policy that QuaRL saved"
+KINDS = (
+    "a Stable-Baselines3 zip, an RL Zoo run folder, a Stable-Baselines 2 .pkl or .zip, an .onnx file, or a policy that "
+    "QuaRL saved"
+)
 MAX_HEADER = 2**32
 """Largest header in bytes; the first bytes of other kinds of files are a far larger number."""
 
 
 def read(
-    path: str | Path, algo: str = "", normalize: str | Path | None = None, frame_stack: int | None = None
+    path: str | Path,
+    algo: str = "",
+    normalize: str | Path | None = None,
+    frame_stack: int | None = None,
+    *,
+    head: str = "",
+    output_name: str = "",
+    fix: Mapping[str, float] | None = None,
 ) -> Policy | QuantizedPolicy:
-    """Read the policy at `path`: an SB3 zip, a zoo run folder, a Stable-Baselines 2 .pkl or zip, or QuaRL's own file.
+    """Read the policy at `path`: an SB3 zip, zoo run folder, Stable-Baselines 2 .pkl or zip, .onnx or QuaRL's own file.
 
     Args:
         path: File or folder; hub:ORG/NAME is fetched from the Hugging Face hub.
         algo: Algorithm of a training library's file; "" accepts any.
         normalize: File of VecNormalize's statistics, or "none"; None finds the one beside the agent.
         frame_stack: Number of stacked observations; overrides the files beside the agent.
+        head: Meaning of the output of an .onnx file, as in "clip:-1,1"; "" leaves it to the file.
+        output_name: Name of the output of an .onnx file that is the action; "" chooses the only one.
+        fix: Numbers of inputs of an .onnx file that are constant.
 
     Raises:
         QuarlError: There is no policy, it is damaged, or it belongs to another algorithm.
     """
     start, path = time.perf_counter(), find.named([str(path)])
     with reading(path):
-        policy = _read(find.opened(path), algo, normalize, frame_stack)
+        policy = _read(
+            find.opened(path), algo, normalize, frame_stack, {"head": head, "output": output_name, "fix": fix}
+        )
     said = f"{policy.provenance.algo or 'no algorithm'}, {policy.num_weights:,} weights, {normalizer.sentence(policy)}"
     detail(f"read {path} in {time.perf_counter() - start:.2f} s: {said}")
     return policy
 
 
-def _read(file: Opened, algo: str, normalize: str | Path | None, frame_stack: int | None) -> Policy | QuantizedPolicy:
+def _read(
+    file: Opened, algo: str, normalize: str | Path | None, frame_stack: int | None, stated: Mapping[str, Any]
+) -> Policy | QuantizedPolicy:
     start, path = file.start or file.contents(), file.path
+    if any(stated.values()) and path.suffix != ".onnx":
+        raise QuarlError(
+            f"{path} defines its own actions: drop --head, --output-name and --fix, which .onnx files need"
+        )
     # Safetensors begin with the length of a JSON header, whose bytes can be the first ones of a zip or a pickle too.
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < MAX_HEADER:
         if normalize is not None:
@@ -51,7 +74,9 @@ def _read(file: Opened, algo: str, normalize: str | Path | None, frame_stack: in
     if kind == "onnx":
         with extras("reading .onnx"):
             from quarl.readers import onnx_program
-        return onnx_program.read(file)
+        if normalize is not None or algo:
+            raise QuarlError(f"{path} is an ONNX file, which contains its normalizer and names no algorithm: drop them")
+        return onnx_program.read(file, **stated)
     if kind == "torch" and start.startswith((b"PK", b"\x80")):
         raise QuarlError(f"{path} {_of_pytorch(file)}")
     # Both libraries' zips have `data`; only the older one lists its parameters.
@@ -61,6 +86,17 @@ def _read(file: Opened, algo: str, normalize: str | Path | None, frame_stack: in
         return sb2.read_sb2(file, algo, normalize, frame_stack)
     weights = f"; quarl inspect {path.name} may show its weights" if kind else ""
     raise QuarlError(f"{path} is not {KINDS}{weights or '; check the path'}")
+
+
+def contents(path: Path) -> bytes:
+    """Return the bytes of an agent's file, followed by those of the files on which an .onnx file depends."""
+    with reading(path):
+        data = read_bytes(path)
+        if path.suffix != ".onnx":
+            return data
+        with extras("reading .onnx"):
+            from quarl.readers import onnx_constants
+        return data + b"".join(onnx_constants.external_files(data, path))
 
 
 def _of_pytorch(file: Opened) -> str:

@@ -17,6 +17,21 @@ from quarl.inert.zip import escapes, read_bytes
 ONNX = ("", "ai.onnx")
 
 
+def parsed(data: bytes, path: Path) -> onnx.ModelProto:
+    """Return the model in the bytes of the file at `path`."""
+    try:
+        return onnx.load_model_from_string(data)
+    except Exception as error:  # protobuf's errors have no common base
+        raise QuarlError(f"{path} is not a valid ONNX file; export it again") from error
+
+
+def external_files(data: bytes, path: Path) -> list[bytes]:
+    """Return the contents of the files beside the model at `path` that hold its constants, by name."""
+    constants = Constants(parsed(data, path), path.parent)
+    entries = [entry for tensor in constants.tensors.values() for entry in tensor.external_data]
+    return [constants.beside(name) for name in sorted({each.value for each in entries if each.key == "location"})]
+
+
 class Constants:
     """The initializers of a model's graph, whose external files must be in the model's folder."""
 

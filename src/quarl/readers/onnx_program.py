@@ -18,7 +18,7 @@ from quarl.inert.zip import Opened
 from quarl.policy.graph import ActionHead, Policy, Provenance
 from quarl.policy.operators import OBSERVATION, Op, Shape
 from quarl.readers import action_heads
-from quarl.readers.onnx_constants import ONNX, Constants, attributes
+from quarl.readers.onnx_constants import ONNX, Constants, attributes, parsed
 from quarl.readers.onnx_operators import Call, evaluate
 from quarl.readers.symbolic import Choice, Symbolic, Value
 
@@ -30,6 +30,8 @@ PASSING = ("Identity", "Cast")
 SAMPLERS = ("Multinomial", "RandomNormal", "RandomNormalLike")
 MAX_DEPTH = 16
 """Largest depth of functions that call functions."""
+EXPORTED = b'{"format":"quarl-contract-'
+"""Start of the contract in files that QuaRL exports."""
 TYPES: Mapping[int, Literal["float32", "uint8"]] = {1: "float32", 11: "float32", 2: "uint8"}
 """Number types of observations by ONNX's numbers."""
 Values = dict[str, Any]
@@ -49,18 +51,17 @@ def read(file: Opened, head: str = "", output: str = "", fix: Mapping[str, float
         UnsupportedError: An operator has no counterpart in the graph, or the policy has a state.
         QuarlError: The file is damaged, or does not decide on output, observation or head.
     """
-    try:
-        model = onnx.load_model_from_string(file.contents())
-    except Exception as error:  # protobuf's errors have no common base
-        raise QuarlError(f"{file.path} is not a valid ONNX file; export it again") from error
+    model = parsed(data := file.contents(), file.path)
+    if EXPORTED in data:
+        raise QuarlError(f"{file.path} was written by quarl export: name the policy.quarl beside it")
     try:
         program = _Program(model, file.path.parent, fix or {})
         name = program.action(output)
-        ops, observation, action_head = program.policy(name, head)
+        ops, observation, action_head, said = program.policy(name, head)
         kind = program.inputs[observation].type.tensor_type.elem_type
         if kind not in TYPES:
             raise UnsupportedError(f"input {observation!r} is neither float32 nor uint8")
-        return Policy(
+        policy = Policy(
             observation_shape=program.graph.shapes[observation],
             observation_dtype=TYPES[kind],
             ops=tuple(ops),
@@ -69,6 +70,9 @@ def read(file: Opened, head: str = "", output: str = "", fix: Mapping[str, float
         )
     except QuarlError as error:
         raise type(error)(f"{file.path}: {printable(str(error))}") from error
+    for line in said:
+        note(line)
+    return policy
 
 
 class _Program:
@@ -78,6 +82,9 @@ class _Program:
         self.constants, self.graph, self.nodes = Constants(model, folder), Symbolic(), model.graph.node
         self.functions = {(function.domain, function.name): function for function in model.functions}
         self.makers = {name: node for node in self.nodes for name in node.output if name}
+        named = [*(name for node in self.nodes for name in node.output if name), *self.constants.tensors]
+        if len(set(named)) < len(named) or self.makers.keys() & {each.name for each in model.graph.input}:
+            raise QuarlError("two of its values have one name; export it again")
         self.inputs = {each.name: each for each in model.graph.input if each.name not in self.constants.tensors}
         self.outputs = {each.name: each for each in model.graph.output}
         self.fixed = {name: 1.0 for name in self.inputs if name == MASKS} | dict(fix)
@@ -99,6 +106,8 @@ class _Program:
             if isinstance(value, Value):
                 distinct.setdefault(self.identity(value), name)
         names = list(distinct.values()) or names
+        for name in names if len(names) > 1 else ():
+            self.check_states(name, self.sources(name))
         if len(names) != 1:
             raise QuarlError(f"its outputs are {_listed(names or self.outputs)}; choose the action with --output-name")
         return names[0]
@@ -111,8 +120,8 @@ class _Program:
         except UnsupportedError:
             return value
 
-    def policy(self, name: str, asked: str) -> tuple[list[Op], str, ActionHead]:
-        """Return the operators of the action, the name of the input that is the observation, and the head.
+    def policy(self, name: str, asked: str) -> tuple[list[Op], str, ActionHead, list[str]]:
+        """Return the operators of the action, the input that is the observation, the head, and lines about them.
 
         Args:
             name: Name of the output that is the action.
@@ -124,23 +133,28 @@ class _Program:
             raise value
         if not isinstance(value, Value):
             raise QuarlError(f"output {name!r} is a constant; choose the action with --output-name")
-        network, head = action_heads.resolve(self.graph, value, name, asked)
+        network, head, line = action_heads.resolve(self.graph, value, name, asked)
         ops = self.graph.ops(network)
         alive = {source for op in ops for source in op.inputs if source in self.inputs}
         self.check_states(name, alive)
         if len(alive) != 1:
             others = "; set those that are constant with --fix NAME=VALUE" if alive else ""
-            raise UnsupportedError(f"output {name!r} depends on the inputs {_listed(alive)}, not on one{others}")
+            raise UnsupportedError(
+                f"output {name!r} depends on the inputs {_listed(sorted(alive))}, not on one{others}"
+            )
         observation = alive.pop()
+        said = [line]
         if dummies := sorted(set(self.inputs) - {observation, *self.fixed}):
-            note(f"inputs on which output {name!r} does not depend are left out: {_listed(dummies)}")
+            said.append(f"inputs on which output {name!r} does not depend are left out: {_listed(dummies)}")
         if fixed := [f"{each} = {number:g}" for each, number in self.fixed.items()]:
-            note(f"constant inputs: {', '.join(fixed)}")
+            said.append(f"constant inputs: {', '.join(fixed)}")
         if any(node.op_type in SAMPLERS for node in self.nodes):
-            note("its random numbers are replaced by their most probable value: Multinomial by argmax, noise by 0")
+            said.append(
+                "its random numbers are replaced by their most probable value: Multinomial by argmax, noise by 0"
+            )
         renamed = {observation: OBSERVATION}
         ops = [replace(op, inputs=tuple(renamed.get(source, source) for source in op.inputs)) for op in ops]
-        return ops, observation, head
+        return ops, observation, head, said
 
     def check_states(self, action: str, inputs: Iterable[str]) -> None:
         """Refuse a policy with a memory.
@@ -222,7 +236,7 @@ class _Program:
             return _constant(options) if node.op_type == "Constant" else evaluate(self.graph, call)
         except UnsupportedError as error:
             return error if str(error).startswith("operator ") else call.error(error)
-        except (QuarlError, ValueError, IndexError, TypeError, KeyError, OverflowError) as error:
+        except (ValueError, IndexError, TypeError, KeyError, OverflowError) as error:
             return call.error(f"its arguments do not fit ({in_one_line(error)[:100]})")
 
     def inlined(self, call: Call, function: onnx.FunctionProto) -> list[Any]:

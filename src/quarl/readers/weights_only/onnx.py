@@ -7,17 +7,14 @@ result of a few operators on constants.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError
-from quarl.inert.reading_budget import current
-from quarl.inert.zip import escapes, read_bytes
 from quarl.policy.layers import LayerWeights
+from quarl.readers.onnx_constants import ONNX, Constants, attributes
 from quarl.readers.weights_only import named_tensors
 
 LAYERS = {
@@ -32,7 +29,6 @@ ADDED = ("MatMul", "FusedMatMul", "MatMulInteger", "ConvInteger")
 QUANTIZED = {"QLinearMatMul": -1, "QGemm": 6, "QLinearConv": 8}
 """Index of the bias, or -1, for products of codes; the bias is on the product of the operands' scales. Each operand is
 followed by its scale and zero point."""
-ONNX = ("", "ai.onnx")
 RUNTIME = (*ONNX, "com.microsoft")
 """Domains in which an operator has its standard meaning: com.microsoft.nchwc has a Conv that shuffles its weights."""
 PASSING = ("Identity", "Cast", "Transpose", "QuantizeLinear", "DequantizeLinear")
@@ -51,17 +47,15 @@ def layers(data: bytes, folder: Path) -> list[LayerWeights]:
         return _Graph(model, folder).layers()
 
 
-class _Graph:
+class _Graph(Constants):
     def __init__(self, model: onnx.ModelProto, folder: Path) -> None:
-        self.folder, self.budget, self.nodes = folder, current(), model.graph.node
+        super().__init__(model, folder)
+        self.nodes = model.graph.node
         self.functions = {(function.domain, function.name) for function in model.functions}
-        self.tensors = {tensor.name: tensor for tensor in model.graph.initializer}
         self.makers = {name: node for node in self.nodes for name in node.output if name}
         self.readers: dict[str, list[onnx.NodeProto]] = {}
         self.values: dict[str, Array | None] = {}
-        self.files: dict[str, bytes] = {}
         for node in self.nodes:
-            self.budget.parse(1 + len(node.input))
             for name in node.input:
                 self.readers.setdefault(name, []).append(node)
 
@@ -110,7 +104,7 @@ class _Graph:
         Raises:
             QuarlError: The scale of a quantized weight is computed, or has the wrong size.
         """
-        kind, options = LAYERS[node.op_type], _attributes(node)
+        kind, options = LAYERS[node.op_type], attributes(node)
         self.budget.copy(4 * value.size)
         if kind in RECURRENT:  # [directions, gates * hidden, in]
             return LayerWeights(name, kind, named_tensors.as_numbers(value.reshape(-1, value.shape[-1])))
@@ -199,7 +193,7 @@ class _Graph:
 
         None if its operator is not supported, or it reads computed values.
         """
-        options = _attributes(node)
+        options = attributes(node)
         if node.op_type == "Constant":
             tensor = options.get("value")
             return self.numbers(tensor) if isinstance(tensor, onnx.TensorProto) else None
@@ -215,45 +209,3 @@ class _Graph:
             return None  # it is computed, or quantizes blocks
         self.budget.copy(8 * source.size)
         return named_tensors.dequantized(source, scale, zero_point, axis)
-
-    def numbers(self, tensor: onnx.TensorProto) -> Array | None:
-        """Return the numbers of an initializer or of a Constant node."""
-        if tensor.data_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
-            return None
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            tensor = onnx.TensorProto(data_type=tensor.data_type, dims=tensor.dims, raw_data=self.external(tensor))
-        array = numpy_helper.to_array(tensor)
-        return array if array.dtype.kind in "fiubV" else None  # V: number types that numpy does not know
-
-    def external(self, tensor: onnx.TensorProto) -> bytes:
-        """Return the bytes of a tensor that are in another file, which must be in the model's folder."""
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        location = entries.get("location", "")
-        if location not in self.files:
-            self.files[location] = self.beside(location)
-        content = self.files[location]
-        offset = int(entries.get("offset", "0")[:20])
-        length = int(entries.get("length", str(len(content) - offset))[:20])
-        if offset < 0 or length < 0 or offset + length > len(content):
-            raise QuarlError(
-                f"{location[:80]!r} beside it has no bytes {offset:,} to {offset + length:,}; fetch it again"
-            )
-        self.budget.copy(length)
-        return content[offset : offset + length]
-
-    def beside(self, location: str) -> bytes:
-        if escapes(location):
-            raise QuarlError(f"its weights refer to {location[:80]!r}, outside its folder; they are not read")
-        target = self.folder / location
-        try:
-            inside = target.resolve().is_relative_to(self.folder.resolve())
-        except (OSError, RuntimeError):  # a name that no system takes, or links in a circle
-            inside = False
-        if not inside:
-            raise QuarlError(f"its weights refer to {location[:80]!r}, which is not a file of its folder")
-        return read_bytes(target)
-
-
-def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    """Return the node's attributes by name."""
-    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
