@@ -71,11 +71,10 @@ def test_what_is_refused_outnumbers_what_is_harmless_once_read_as_data(outcomes:
         "config-name",
         "artefact-wrapper",
         "artefact-path",
-        # Read as far as weights go: a pickle behind a zip, a header of nests that nobody asks for, copies that are one
-        # array, and lengths of vectors that no weight hangs on.
+        # Read as far as weights go: a pickle behind a zip, a header of nests that nobody asks for, and lengths of
+        # vectors that no weight hangs on.
         "state-dict-tail",
         "artefact-deep",
-        "onnx-copies",
         "tflite-tensors-long",
         "tflite-shape-long",
         "tflite-shape-huge",

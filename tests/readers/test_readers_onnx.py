@@ -289,7 +289,8 @@ class Deterministic(torch.nn.Module):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("dynamo", [False, True])
 @pytest.mark.parametrize("kind", ["box", "discrete"])
-def test_exported_sb3_agent_acts_as_in_torch(kind: str, dynamo: bool, tmp_path: Path):
+def test_exported_sb3_agent_acts_as_in_torch(kind: str, dynamo: bool, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", False)  # torch.export cannot follow it
     policies = require.module("stable_baselines3.common.policies")
     if dynamo:
         require.module("onnxscript")

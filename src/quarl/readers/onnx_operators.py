@@ -12,6 +12,7 @@ from onnx import helper
 
 from quarl.arrays import Array
 from quarl.errors import UnsupportedError
+from quarl.inert.reading_budget import current
 from quarl.policy.operators import LEAKY_SLOPE
 from quarl.readers.symbolic import Choice, Operand, Symbolic, Unknown, Value, indices
 
@@ -26,7 +27,8 @@ FOLDED: Mapping[str, Callable[..., Any]] = {
     **{"LessOrEqual": np.less_equal, "And": np.logical_and, "Or": np.logical_or, "Not": np.logical_not},
     **{"Neg": np.negative, "Pow": np.power, "Max": np.maximum, "Min": np.minimum, "Where": np.where},
     **{"Reciprocal": np.reciprocal, "Tanh": np.tanh, "Relu": lambda x: np.maximum(x, 0), "Mod": np.mod},
-    "Sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    **{"Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Sigmoid": lambda x: 1 / (1 + np.exp(-x))},
+    "Div": lambda x, y: np.divide(x, y) if np.asarray(x).dtype.kind == "f" else np.floor_divide(x, y),
 }
 """Functions of constants, whose numbers broadcast."""
 INCREASING = ("Exp", "Log", "LogSoftmax")
@@ -129,8 +131,9 @@ def _moved(graph: Symbolic, call: Call) -> Result:
     """Return the rearranged numbers of the first input."""
     x = call.operand(0)
     if not isinstance(x, Value):
-        graph.budget.copy(x.nbytes)
-        return MOVES[call.kind](x, call)  # type: ignore[no-any-return]
+        made = MOVES[call.kind](x, call)
+        graph.budget.copy(8 * sum(each.size for each in (made if isinstance(made, list) else [made])))
+        return made  # type: ignore[no-any-return]
     made = MOVES[call.kind](indices(x), call)
     return [graph.move(x, each) for each in made] if isinstance(made, list) else graph.move(x, made)
 
@@ -171,7 +174,9 @@ def _expand(x: Array, call: Call) -> Array:
 
 
 def _gather(x: Array, call: Call) -> Array:
-    return x.take(np.asarray(call.given(1), np.int64), call.axis(0))
+    axis, places = call.axis(0), np.asarray(call.given(1), np.int64)
+    current().copy(8 * x.size // x.shape[axis] * places.size)
+    return x.take(places, axis)
 
 
 MOVES: Mapping[str, Callable[[Array, Call], Any]] = {
@@ -205,7 +210,7 @@ def _shape(graph: Symbolic, call: Call) -> Array:
 
 
 def _filled(graph: Symbolic, call: Call) -> Array:
-    number, shape = np.asarray(call.options.get("value", np.zeros(1, np.float32))), call.whole(0) or []
+    number, shape = np.asarray(call.options.get("value", np.zeros(1, np.float32))), call.whole(0, "shape") or []
     graph.budget.copy(8 * math.prod(shape))
     return np.full(shape, number.reshape(-1)[0])
 
@@ -389,7 +394,7 @@ RULES: Mapping[str, Callable[[Symbolic, Call], Operand]] = {
     "Multinomial": _multinomial,
     "Neg": lambda graph, call: graph.affine(call.value, -1),
     "PRelu": _leaky,
-    "RandomNormal": lambda graph, call: np.zeros(call.options["shape"], np.float32),
+    "RandomNormal": _filled,
     "RandomNormalLike": lambda graph, call: np.zeros(call.operand(0).shape, np.float32),
     "Selu": _selu,
     "Shape": _shape,

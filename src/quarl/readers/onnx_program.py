@@ -34,6 +34,8 @@ EXPORTED = b'{"format":"quarl-contract-'
 """Start of the contract in files that QuaRL exports."""
 TYPES: Mapping[int, Literal["float32", "uint8"]] = {1: "float32", 11: "float32", 2: "uint8"}
 """Number types of observations by ONNX's numbers."""
+COST = 16
+"""Parsed values that the evaluation of a node counts as: functions that call each other repeat nodes."""
 Values = dict[str, Any]
 """Values by name: operands, None for a missing input, and the error of a node without a counterpart."""
 
@@ -221,7 +223,7 @@ class _Program:
 
     def results(self, node: onnx.NodeProto, values: Values, outer: Call | None) -> Any:
         """Return the results of a node; an error that is raised when another node reads it."""
-        self.graph.budget.parse(1)
+        self.graph.budget.parse(COST)
         label = node.name or next(iter(node.output), "")
         options = {key: self.option(value) for key, value in attributes(node, outer.options if outer else None).items()}
         inputs = [self.read(values, name) for name in node.input]
@@ -268,7 +270,7 @@ class _Program:
         """Return the shape of an input for one observation."""
         dims = _dims(self.inputs[name])
         shape = (1, *dims[1:]) if dims[:1] == (0,) else dims
-        if 0 in shape or (len(shape) > 1 and shape[0] != 1):
+        if not shape or 0 in shape or (len(shape) > 1 and shape[0] != 1):
             known = ["?" if n == 0 else n for n in dims]
             raise UnsupportedError(
                 f"input {name!r} has shape {known}; only the batch may be dynamic, else it must be 1"

@@ -232,7 +232,7 @@ class Symbolic:
         if isinstance(b, Value):
             raise UnsupportedError("it divides by a value; only a constant can scale a value")
         if not isinstance(a, Value):
-            return np.asarray(np.divide(a, b)) if np.asarray(a).dtype.kind == "f" else np.asarray(np.floor_divide(a, b))
+            return np.asarray(np.divide(a, b))
         if not np.asarray(b).all():
             raise UnsupportedError("it divides by 0")
         return self.affine(a, 1 / np.asarray(b, np.float64))
@@ -363,8 +363,8 @@ class Symbolic:
         Raises:
             UnsupportedError: The numbers would be cut into too many parts.
         """
+        self.budget.copy(8 * places.size)
         flat, shape, form = places.reshape(-1), places.shape, x.form
-        self.budget.copy(8 * flat.size)
         whole = flat.size == x.size and (flat == np.arange(x.size)).all()
         if isinstance(form, Choice):
             return Value(shape, form)
@@ -440,6 +440,7 @@ class Symbolic:
 
 def indices(x: Operand) -> Array:
     """Return the flat index of every number of the operand, in its shape."""
+    current().copy(8 * x.size)
     return np.arange(x.size).reshape(x.shape)
 
 

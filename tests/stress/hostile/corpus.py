@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import io
 import json
 import resource
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from quarl.errors import QuarlError
 from quarl.readers import weights_only
 from quarl.readers.load import read as load_policy
 from sb3_archives import unzipped, zipped
@@ -81,6 +83,10 @@ def load(case: Case, canary: Path) -> dict[str, object]:
 def _read(path: Path) -> object:
     """Its policy, or its weights where it is of a kind that holds no policy."""
     kind = weights_only.recognize(path)
+    if kind == "onnx":
+        with contextlib.suppress(QuarlError):
+            weights_only.read_weights(path, kind)
+        return load_policy(path)
     return weights_only.read_weights(path, kind) if kind else load_policy(path)
 
 

@@ -91,6 +91,32 @@ def _onnx() -> Iterator[Row]:
     circle += [helper.make_node("MatMul", ["x", "a"], ["y"])]
     yield "exponential or quadratic work", "onnx-circle", {"m.onnx": _model(circle, [])}
     yield "exponential or quadratic work", "onnx-deep", {"m.onnx": _nested(7, 20_000)}
+    relu = helper.make_node("Relu", ["x"], ["y"]).SerializeToString()
+    many = (b"\x0a" + varint(len(relu)) + relu) * 10**6
+    yield SIZES, "onnx-million", {"m.onnx": b"\x3a" + varint(len(many)) + many}
+    chain = [helper.make_node("Mul", [f"y{n or ''}", "w"], [f"y{n + 1}"]) for n in range(10_000)]
+    ends = [helper.make_node("MatMul", ["x", "w"], ["y"]), *chain, helper.make_node("Tanh", ["y10000"], ["z"])]
+    square = numpy_helper.from_array(np.full((1, 1), 2, np.float32), "w")
+    yield "exponential or quadratic work", "onnx-chain", {"m.onnx": _policy(ends, square)}
+    for name, first in (("filled", ("ConstantOfShape", ["s"], ["c"])), ("expanded", ("Expand", ["w", "s"], ["c"]))):
+        nodes = [helper.make_node(*first), helper.make_node("ReduceSum", ["c"], ["r"])]
+        sizes = numpy_helper.from_array(np.int64([2**20] * 3), "s")
+        yield (
+            SIZES,
+            f"onnx-{name}",
+            {"m.onnx": _policy([*nodes, helper.make_node("Add", ["x", "r"], ["z"])], square, sizes)},
+        )
+    opset, calls = [helper.make_opsetid("", 20), helper.make_opsetid("f", 1)], list[onnx.FunctionProto]()
+    for n in range(12):
+        body = [
+            helper.make_node(f"f{n + 1}", ["x"], ["a"], domain="f"),
+            helper.make_node(f"f{n + 1}", ["a"], ["y"], domain="f"),
+        ]
+        calls.append(helper.make_function("f", f"f{n}", ["x"], ["y"], body, opset))
+    calls.append(helper.make_function("f", "f12", ["x"], ["y"], [helper.make_node("Relu", ["x"], ["y"])], opset))
+    made = onnx.ModelProto.FromString(_policy([helper.make_node("f0", ["x"], ["z"], domain="f")]))
+    made.functions.extend(calls)
+    yield "exponential or quadratic work", "onnx-functions", {"m.onnx": made.SerializeToString()}
 
 
 def _external(location: str, **entries: str) -> bytes:
@@ -100,6 +126,12 @@ def _external(location: str, **entries: str) -> bytes:
     for key, value in {"location": location, **entries}.items():
         weight.external_data.add(key=key, value=value)
     return _model([helper.make_node("MatMul", ["x", "w"], ["y"])], [weight])
+
+
+def _policy(nodes: list[onnx.NodeProto], *constants: onnx.TensorProto) -> bytes:
+    """A model from x [1, 1] to z."""
+    ends = [helper.make_tensor_value_info(name, 1, [1, 1]) for name in ("x", "z")]
+    return bytes(helper.make_model(helper.make_graph(nodes, "g", ends[:1], ends[1:], constants)).SerializeToString())
 
 
 def _model(nodes: list[onnx.NodeProto], constants: list[onnx.TensorProto]) -> bytes:
