@@ -99,8 +99,6 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("mean of the batch", lambda x, m: x - x.mean(0, keepdim=True), "one row per observation"),
     ("mean of all", lambda x, m: x - x.mean(), "one row per observation"),
     ("rows swapped", lambda x, m: x.flatten(), "one row per observation"),
-    ("numbers swapped", lambda x, m: torch.relu(x).view(-1, 2, 2).transpose(1, 2).flatten(1), "rearranges"),
-    ("every other", lambda x, m: torch.relu(x)[:, ::2], "rearranges"),
     ("product", lambda x, m: x * m.other(x), "only a constant can scale"),
     ("division by a value", lambda x, m: torch.ones(4) / x, "divides by a value"),
     ("division by zero", lambda x, m: x / 0, "divides by 0"),

@@ -9,7 +9,7 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.errors import QuarlError
 from quarl.policy.graph import ActionHead
-from quarl.policy.operators import Activation
+from quarl.policy.operators import Activation, Normalize
 from quarl.readers.affine_values import Elementwise
 from quarl.readers.symbolic import Choice, Symbolic, Value
 
@@ -92,16 +92,22 @@ def decided(graph: Symbolic, output: Value) -> tuple[Value, ActionHead | None, s
         head = ActionHead("argmax", segments=segments if len(segments) > 1 or output.size > 1 else ())
         return scores, head, "is the position of the largest score"
     source = form.source if isinstance(form, Elementwise) else form if isinstance(form, str) else ""
-    op = graph.operators.get(source)
-    if not isinstance(op, Activation) or op.kind not in ("tanh", "clip"):
-        return output, None, ""
-    ends = (-1.0, 1.0) if op.kind == "tanh" else op.settings
+    ends: tuple[float, ...]
+    match graph.operators.get(source):
+        case Activation(kind="tanh") as op:
+            kind, ends = "tanh", (-1.0, 1.0)
+        case Activation(kind="clip") as op:
+            kind, ends = "clip", op.settings
+        case Normalize() as op if not op.mean.any() and (op.variance == 1).all() and op.clip < math.inf:
+            kind, ends = "clip", (-op.clip, op.clip)
+        case _:
+            return output, None, ""
     factor, offset = (form.factor, form.offset) if isinstance(form, Elementwise) else (1.0, 0.0)
     factor, offset = (np.broadcast_to(n, output.shape).reshape(-1) for n in (factor, offset))
     bounds = np.sort([factor * end + offset for end in ends], axis=0)
     inner = graph.reopened(Value((output.size,), op.inputs[0]))
-    scales = (np.sign(factor), 0.0) if op.kind == "tanh" else (factor, offset)
+    scales = (np.sign(factor), 0.0) if kind == "tanh" else (factor, offset)
     network = graph.affine(inner, *scales)
     if not isinstance(network, Value) or not factor.all():
         return output, None, ""
-    return network, continuous(op.kind, bounds[0], bounds[1], output.size), f"ends in {op.kind.capitalize()}"
+    return network, continuous(kind, bounds[0], bounds[1], output.size), f"ends in {kind.capitalize()}"

@@ -16,7 +16,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.errors import UnsupportedError
-from quarl.inert.reading_budget import current
+from quarl.inert.reading_budget import Budget, current
 from quarl.policy.operators import (
     Activation,
     Add,
@@ -80,7 +80,7 @@ Operand = Value | Array
 class Symbolic:
     """The builder of one graph. Equal operators become one."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget | None = None) -> None:
         self.operators: dict[str, Op] = {}
         self.shapes: dict[str, Shape] = {}
         """Shapes of values in the graph, by name, without the batch axis."""
@@ -89,7 +89,7 @@ class Symbolic:
         self.names: dict[Value, str] = {}
         self.same: dict[tuple[Any, ...], str] = {}
         """Names of operators by their complete description."""
-        self.budget = current()
+        self.budget = budget or current()
 
     def source(self, name: str, shape: Shape) -> Value:
         """Return an input of the program; `shape` includes the batch axis."""
@@ -210,7 +210,9 @@ class Symbolic:
                 return Value(shape, replace(first, rows=rows))
         signed = b if sign > 0 else self.affine(b, -1)
         assert isinstance(signed, Value)
-        names = [self.name(x, shape[1:] if x.size == math.prod(shape) else (1,) * len(shape[1:])) for x in (a, signed)]
+        row = shape[1:] or (1,)
+        terms = [x if x.size == 1 else self.broadcast(x, shape) for x in (a, signed)]
+        names = [self.name(x, row if x.size == math.prod(shape) else (1,) * len(row)) for x in terms]
         return Value(shape, self.add_ops(Add(f"{names[0]}.add", (names[0], names[1]))))
 
     def multiply(self, a: Operand, b: Operand) -> Operand:
@@ -311,8 +313,8 @@ class Symbolic:
             raise UnsupportedError(f"its bounds {low:g} and {high:g} leave no number between them")
         if -low == high == math.inf:
             return x
-        form = x.form if isinstance(x.form, Elementwise) else None
-        if form is not None and form.source not in self.behind and -low == high and (np.asarray(form.factor) > 0).all():
+        form = x.form if isinstance(x.form, Elementwise) else Elementwise(self.name(x))
+        if 0 < high == -low and (np.asarray(form.factor) > 0).all():
             return Value(x.shape, self.add_ops(*form.ops(self.shapes[form.source], high)))
         return self.activation(x, "clip", (low, high))
 

@@ -17,31 +17,17 @@ from torch import nn
 
 from quarl.arrays import Array
 from quarl.errors import UnsupportedError, note_once
-from quarl.policy.operators import (
-    Activation,
-    Add,
-    Concat,
-    Conv2d,
-    Dense,
-    Flatten,
-    LayerNorm,
-    Linear,
-    Op,
-    Pool2d,
-    Shape,
-    Slice,
-    Softmax,
-)
+from quarl.inert.reading_budget import Budget
+from quarl.policy.operators import Activation, Dense, Op, Shape
 from quarl.readers import aten
-from quarl.readers.affine_values import Elementwise, Layer, aligned
+from quarl.readers.affine_values import Layer
 from quarl.readers.sb3_network import bare
+from quarl.readers.symbolic import Operand, Symbolic, Value
 
 BATCH = 2
 """Rows of the example: more than one, so that an operator that mixes rows shows in its output's shape."""
 MAX_REDUCED = 2048
 """Largest number of elements whose sum or mean becomes a layer."""
-Value = str | Elementwise | Layer
-"""A value's name in the graph, or its affine form while no operator reads it."""
 
 
 def trace(
@@ -79,6 +65,13 @@ def trace(
     return _Translation(exported, first, dict(zip(names, shapes, strict=True)), scores=scores).ops(output)
 
 
+class _Unlimited(Budget):
+    """Costs of a module in memory, which are not counted."""
+
+    def copy(self, count: int) -> None:
+        """Accept any number of bytes."""
+
+
 class _Translation:
     """One pass over an exported graph."""
 
@@ -93,12 +86,8 @@ class _Translation:
         self.nodes = list(aten.inlined(exported.graph_module).nodes)
         self.values: dict[str, Value | tuple[Value, ...]] = {}
         """Values by torch's node names."""
-        self.operators: dict[str, Op] = {}
-        self.shapes = dict(sources)
-        """Shapes of values in the graph, by name; torch's may have other axes around the same numbers."""
-        self.behind: set[str] = set()
-        """Names of values that depend on a layer."""
-        self.sources, self.scores = iter(sources), scores
+        self.graph, self.scores = Symbolic(_Unlimited("the module")), scores
+        self.sources = iter([self.graph.source(name, (1, *shape)) for name, shape in sources.items()])
         signature = exported.graph_signature
         stored: Mapping[str, Any] = {**exported.state_dict, **exported.constants}
         weights = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -119,11 +108,7 @@ class _Translation:
         shape = aten.shape(result)
         if len(shape) > 1:
             raise UnsupportedError(f"the module returns {shape} for each observation; a policy returns one row")
-        output = self.shaped(self.value(result, result), shape or (1,))
-        needed = {output}
-        for op in reversed(self.operators.values()):
-            needed.update(op.inputs if op.name in needed else ())
-        return [op for op in self.operators.values() if op.name in needed]
+        return self.graph.ops(self.read(result, result))
 
     def call(self, node: torch.fx.Node) -> None:
         """Add the operator that `node` calls, or keep the value for folding into one."""
@@ -137,7 +122,10 @@ class _Translation:
         if kind.endswith("_"):
             aten.check_overwrites(node)
             kind = kind[:-1]
-        self.values[node.name] = self.translate(node, kind)
+        try:
+            self.values[node.name] = self.translate(node, kind)
+        except UnsupportedError as error:
+            raise error if " calls " in str(error) else aten.refusal(node, str(error)) from None
 
     def computes_constant(self, node: torch.fx.Node, kind: str) -> bool:
         """Return whether the call depends on constants only, and compute it if so.
@@ -154,20 +142,6 @@ class _Translation:
         self.tensors[node.name] = node.name, node.target(*given[0], **given[1])  # type: ignore[operator]
         return True
 
-    def add(self, *ops: Op) -> str:
-        """Add a chain of operators; return the name of its last value."""
-        name = ""
-        for op in ops:
-            made, number = replace(op, inputs=(name,)) if name else op, 2
-            name = op.name
-            while name in self.operators:  # one layer called twice
-                name, number = f"{op.name}.{number}", number + 1
-            self.operators[name] = replace(made, name=name)
-            self.shapes[name] = made.shape([self.shapes[source] for source in made.inputs])
-            if isinstance(made, Linear) or self.behind.intersection(made.inputs):
-                self.behind.add(name)
-        return name
-
     def translate(self, node: torch.fx.Node, kind: str) -> Value | tuple[Value, ...]:
         """Return the result of the call."""
         given, dtype = aten.arguments(node), aten.tensors(node)[0].dtype
@@ -177,23 +151,21 @@ class _Translation:
         if kind == "cat":
             return self.concat(node, given)
         argument, shape = next(iter(given.values()), None), aten.shape(node)
-        x = self.read(node, argument) if kind not in aten.ARITHMETIC else ""
+        if kind in aten.ARITHMETIC and (dtype == torch.float32 or dtype == torch.float64):
+            return self.arithmetic(node, kind, given)
+        x = self.read(node, argument)
         drops = kind in ("dropout", "feature_dropout") and given["train"]
         exact = dtype == torch.float32 or (dtype == torch.float64 and kind in aten.IN_DOUBLE)
         if (kind in aten.PASSING and not drops) or (kind in aten.CASTS and exact):
             return x
-        if kind in aten.RESHAPES and isinstance(x, Layer) and not isinstance(x.op, Conv2d):
-            return replace(x, rows=x.rows.reshape(-1, *shape))
         if kind in aten.RESHAPES:
-            return self.value(node, argument)
+            return self.shaped(x, shape)
         if not exact:
             raise aten.refusal(node, f"it computes in {dtype}; {aten.instead(kind, 'convert to float32 before it')}")
-        if kind in aten.ARITHMETIC:
-            return self.arithmetic(node, kind, given)
         if kind in aten.PARTS or kind in aten.REDUCTIONS:
             return self.part(node, kind, x, given)
         if kind == "neg":
-            return self.affine(node, x, -np.ones(()), np.zeros(()))
+            return self.affine(node, x, -1.0)
         if kind == "batch_norm":
             return self.batch_norm(node, x, given)
         if kind in aten.BOUNDS or kind == "relu6":
@@ -202,19 +174,18 @@ class _Translation:
             return self.layer(node, kind, x, given)
         weight = self.tensor(given["weight"]) if kind == "prelu" else None
         if (function := aten.activation(kind, given, None if weight is None else weight[1])) is not None:
-            name = self.value(node, argument)
-            return self.add(Activation(f"{name}.{kind}", (name,), *function))
+            name = self.graph.name(x)
+            return Value(x.shape, self.graph.add_ops(Activation(f"{name}.{kind}", (name,), *function)))
         if kind in ("softmax", "log_softmax") and given["dim"] in (-1, len(shape)):
             if self.scores and [user.op for user in node.users] == ["output"]:
                 note_once(f"the module's last {kind} is left out: the largest score is the same without")
                 return x
             if kind == "softmax":
-                name = self.shaped(self.value(node, argument), (math.prod(shape),))
-                return self.add(Softmax(f"{name}.softmax", (name,), shape[-1]))
+                return self.graph.softmax(x)
         if kind == "layer_norm":
-            return self.layer_norm(node, given)
+            return self.layer_norm(node, x, given)
         if kind in aten.POOLING and len(shape) == 1 + int(kind[-2]):
-            return self.pool(node, kind, given)
+            return self.pool(node, kind, x, given)
         raise aten.refusal(node, f"it is not in the operator set; {aten.instead(kind)}")
 
     def arithmetic(self, node: torch.fx.Node, kind: str, given: Mapping[str, Any]) -> Value:
@@ -232,21 +203,22 @@ class _Translation:
         if kind == "rsub":
             left, right, kind = right, left, "sub"
         a, b = self.constant(node, left), self.constant(node, right)
-        sign = np.full((), float(alpha if kind == "add" else -alpha))
+        sign = float(alpha if kind == "add" else -alpha)
         if given.get("rounding_mode") is not None or (kind == "div" and b is None):
             raise aten.refusal(node, "it rounds, or divides by a value")
         if a is None and b is None:
-            if kind == "mul":
-                raise aten.refusal(node, "only a constant can scale a value")
-            return self.sum(node, left, right, sign)
+            first, second = self.read(node, left), self.read(node, right)
+            made = self.graph.multiply(first, second) if kind == "mul" else self.sum(node, first, second, sign)
+            assert isinstance(made, Value)
+            return made
         x, constant = self.read(node, right if b is None else left), np.asarray(a if b is None else b)
         if not np.isfinite(constant).all() or (kind == "div" and not constant.all()):
             raise aten.refusal(node, "its constant is not finite, or it divides by 0")
         if kind in ("mul", "div"):
-            return self.affine(node, x, constant if kind == "mul" else 1 / constant, np.zeros(()))
-        return self.affine(node, x, *((sign, constant) if b is None else (np.ones(()), sign * constant)))
+            return self.affine(node, x, constant if kind == "mul" else 1 / constant)
+        return self.affine(node, x, *((sign, constant) if b is None else (1.0, sign * constant)))
 
-    def affine(self, node: torch.fx.Node, x: Value, factor: Array, offset: Array) -> Value:
+    def affine(self, node: torch.fx.Node, x: Value, factor: Any, offset: Any = 0.0) -> Value:
         """Return the value times `factor` plus `offset`, which are numbers or have the result's shape.
 
         Args:
@@ -255,34 +227,26 @@ class _Translation:
             factor: Factor of each element.
             offset: Offset of each element.
         """
-        if isinstance(x, Layer):
-            if (changed := x.affine(factor, offset, aten.shape(node))) is not None:
-                return changed
-            x = self.made(x)
-        x = Elementwise(x) if isinstance(x, str) else x
-        if math.prod(self.shapes[x.source]) != math.prod(aten.shape(node)):
+        if x.size != math.prod(aten.shape(node)):
             raise aten.refusal(node, "it repeats a value along an axis")
-        return x.affine(factor, offset)
+        made = self.graph.affine(x, factor, offset)
+        if not isinstance(made, Value):
+            raise aten.refusal(node, "its result is a constant")
+        return made
 
-    def sum(self, node: torch.fx.Node, left: Any, right: Any, sign: Array) -> Value:
-        """Return left + sign * right; two results of one dense layer become another layer.
+    def sum(self, node: torch.fx.Node, a: Value, b: Value, sign: float) -> Operand:
+        """Return a + sign * b; two results of one dense layer become another layer.
 
         Args:
             node: The call in the traced graph.
-            left: Argument of the call.
-            right: Argument of the call.
-            sign: Factor of `right`, a scalar array.
+            a: First term.
+            b: Second term.
+            sign: Factor of `b`.
         """
-        a, b, shape = self.read(node, left), self.read(node, right), aten.shape(node)
-        if isinstance(a, Layer) and isinstance(b, Layer) and isinstance(a.op, Dense) and _call(a) == _call(b):
-            return replace(a, rows=aligned(a.rows, shape) + sign * aligned(b.rows, shape))
-        sizes = [math.prod(aten.shape(argument)) for argument in (left, right)]
-        if max(sizes) != math.prod(shape) or min(sizes) not in (1, max(sizes)):
+        size = math.prod(aten.shape(node))
+        if max(a.size, b.size) != size or min(a.size, b.size) not in (1, size):
             raise aten.refusal(node, "it adds values of two shapes")
-        second = self.value(node, right) if sign == 1 else self.made(self.affine(right, b, sign, np.zeros(())))
-        axes = [shape or (1,) if size == max(sizes) else (1,) * len(shape) for size in sizes]
-        names = self.shaped(self.value(node, left), axes[0]), self.shaped(second, axes[1])
-        return self.add(Add(f"{names[0]}.add", names))
+        return self.graph.add(a, self.graph.affine(b, abs(sign)), 1 if sign > 0 else -1)
 
     def part(self, node: torch.fx.Node, kind: str, x: Value, given: Mapping[str, Any]) -> Value | tuple[Value, ...]:
         """Return parts, sums and means of a value; for a dense layer they are rows of another layer.
@@ -293,34 +257,19 @@ class _Translation:
             x: The value.
             given: Arguments of the call by name.
         """
-        before = aten.shape(node.args[0])
-        if isinstance(x, Layer) and not isinstance(x.op, Conv2d):
-            layer, rows = x, x.rows
-        elif kind in aten.PARTS:
-            return self.slices(node, before)
-        elif (size := math.prod(before)) > MAX_REDUCED:
-            raise aten.refusal(node, f"it adds more than {MAX_REDUCED:,} numbers that are not outputs of a layer")
-        else:
-            read = x if isinstance(x, Elementwise) else Elementwise(self.made(x))
-            name = self.shaped(read.source, (size,))
-            layer = Layer(Dense(f"{name}.{kind}", (name,), np.eye(size, dtype="f4"), np.zeros(size, "f4")), np.zeros(0))
-            rows = np.eye(size + 1, size).reshape(-1, *before) * read.factor
-            rows[-1] += read.offset
-        pieces = [replace(layer, rows=piece) for piece in self.applied(node, rows)]
-        return tuple(pieces) if isinstance(node.meta["val"], list | tuple) else pieces[0]
-
-    def slices(self, node: torch.fx.Node, before: Shape) -> str | tuple[str, ...]:
-        """Return consecutive elements of a value."""
-        pieces = []
-        for places in self.applied(node, np.arange(math.prod(before), dtype=np.float64).reshape(1, *before)):
-            flat = places.reshape(-1).astype(int)
-            if (np.diff(flat) != 1).any():
-                raise aten.refusal(node, "it rearranges the numbers of a value")
-            if flat.size == math.prod(before):
-                return self.value(node, node.args[0])
-            row = self.shaped(self.value(node, node.args[0]), (math.prod(before),))
-            pieces.append(self.add(Slice(f"{row}.{flat[0]}", (row,), int(flat[0]), (flat.size,))))
-        return tuple(pieces) if isinstance(node.meta["val"], list | tuple) else pieces[0]
+        if kind in aten.PARTS:
+            places = self.applied(node, np.arange(x.size).reshape(x.shape))
+            pieces = [self.graph.move(x, each) for each in places]
+            return tuple(pieces) if isinstance(node.meta["val"], list | tuple) else pieces[0]
+        if not (isinstance(x.form, Layer) and isinstance(x.form.op, Dense)):
+            if x.size > MAX_REDUCED:
+                raise aten.refusal(node, f"it adds more than {MAX_REDUCED:,} numbers that are not outputs of a layer")
+            row = self.graph.flat(x)
+            x = Value(x.shape, self.graph.linear(f"{self.graph.name(row)}.{kind}", row, np.eye(x.size)).form)
+        layer = x.form
+        assert isinstance(layer, Layer)
+        rows = self.applied(node, layer.rows.reshape(-1, *x.shape[1:]))[0]
+        return Value((1, *aten.shape(node)), replace(layer, rows=rows[:, None]))
 
     def applied(self, node: torch.fx.Node, rows: Array) -> list[Array]:
         """Apply the call to other rows than the module's [N, *shape]; return each of its results."""
@@ -350,9 +299,9 @@ class _Translation:
         factor = (1.0 if weight is None else weight) / np.sqrt(variance + given["eps"])
         offset = (0.0 if bias is None else bias) - mean * factor
         along = (-1, *(1,) * (len(aten.shape(node)) - 1))
-        return self.affine(node, x, *(np.broadcast_to(n.reshape(along), aten.shape(node)) for n in (factor, offset)))
+        return self.affine(node, x, factor.reshape(along), np.reshape(offset, along))
 
-    def clip(self, node: torch.fx.Node, x: Value, ends: list[Any]) -> str:
+    def clip(self, node: torch.fx.Node, x: Value, ends: list[Any]) -> Value:
         """Add a clip to two bounds; statistics in front of it clip themselves.
 
         Args:
@@ -361,7 +310,7 @@ class _Translation:
             ends: Lower and upper bound; None means unbounded.
 
         Returns:
-            Name of the clipped value.
+            The clipped value.
         """
         numbers = []
         for end, missing in zip(ends, (-math.inf, math.inf), strict=True):
@@ -369,15 +318,7 @@ class _Translation:
             if constant is None or (constant != constant.flat[0]).any():
                 raise aten.refusal(node, "its bounds are not two numbers")
             numbers.append(float(constant.flat[0]))
-        low, high = numbers
-        if not low < high:
-            raise aten.refusal(node, f"its bounds {low} and {high} leave no number between them")
-        if 0 < high == -low < math.inf:
-            read = x if isinstance(x, Elementwise) else Elementwise(self.value(node, node.args[0]))
-            if np.all(np.asarray(read.factor) > 0):
-                return self.add(*read.ops(self.shapes[read.source], high))
-        name = self.value(node, node.args[0])
-        return self.add(Activation(f"{name}.clip", (name,), "clip", (low, high)))
+        return self.graph.clip(x, *numbers)
 
     def layer(self, node: torch.fx.Node, kind: str, x: Value, given: Mapping[str, Any]) -> Value:
         """Return a Dense or Conv2d layer; a convolution along one axis reads images with one row.
@@ -397,47 +338,50 @@ class _Translation:
         name, weight = stored[0].removesuffix(".weight"), stored[1]
         bias = np.zeros(weight.shape[0], np.float32) if stored_bias is None else stored_bias[1]
         shape = aten.shape(node.args[0])
-        op: Linear = Dense(name, (), weight, bias)
         if kind == "linear" and len(shape) != 1:
             raise aten.refusal(node, f"it reads {shape} for each observation; flatten it before")
-        if kind != "linear":
+        if kind == "linear":
+            value = self.graph.linear(name, x, weight, bias)
+        else:
             stride, padding, dilation = (aten.pair(given[key]) for key in ("stride", "padding", "dilation"))
             if stride is None or padding is None or dilation != (1, 1) or given["groups"] != 1:
                 raise aten.refusal(node, "dilation, groups and padding by name are not supported")
             if kind == "conv1d":
                 weight, shape = weight[:, :, None], (shape[0], 1, shape[1])
                 stride, padding = (1, stride[1]), (0, padding[1])
-            op = Conv2d(name, (), weight, bias, stride, padding)
-        layer = None
-        if isinstance(x, Elementwise) and x.source in self.behind and self.shapes[x.source] == shape:
-            layer = Layer.of(op).reading(x, shape)
-        if layer is None:
-            layer = Layer.of(replace(op, inputs=(self.shaped(self.value(node, node.args[0]), shape),)))
-        folds = len(node.users) == 1 or all(aten.kind(user).removesuffix("_") in aten.FOLDED for user in node.users)
-        return layer if folds else self.made(layer)
+            form = self.graph.convolution(name, self.shaped(x, shape), weight, bias, stride, padding).form
+            value = Value((1, *aten.shape(node)), form)
+        if len(node.users) > 1 and any(aten.kind(user).removesuffix("_") not in aten.FOLDED for user in node.users):
+            self.graph.name(value)  # the layer is read as it is: factors and offsets stay behind it
+        return value
 
-    def layer_norm(self, node: torch.fx.Node, given: Mapping[str, Any]) -> str:
-        """Add a LayerNorm over the last axis; its gain and offset may be missing."""
-        shape = aten.shape(node)
+    def layer_norm(self, node: torch.fx.Node, x: Value, given: Mapping[str, Any]) -> Value:
+        """Add a LayerNorm over the last axis; its gain and offset may be missing.
+
+        Args:
+            node: The call in the traced graph.
+            x: The value.
+            given: Arguments of the call by name.
+        """
         if len(given["normalized_shape"]) != 1:
             raise aten.refusal(node, "it normalizes over several axes; only the last one is supported")
-        x = self.shaped(self.value(node, node.args[0]), shape)
         gain, offset = self.tensor(given["weight"]), self.tensor(given["bias"])
-        name = f"{x}.norm" if gain is None else gain[0].removesuffix(".weight")
-        weight = np.ones(shape[-1:], np.float32) if gain is None else gain[1]
-        bias = np.zeros(shape[-1:], np.float32) if offset is None else offset[1]
-        return self.add(LayerNorm(name, (x,), weight, bias, float(given["eps"])))
+        name = f"{self.graph.name(x)}.norm" if gain is None else gain[0].removesuffix(".weight")
+        weight = np.ones(x.shape[-1:], np.float32) if gain is None else gain[1]
+        bias = np.zeros(x.shape[-1:], np.float32) if offset is None else offset[1]
+        return self.graph.layer_norm(name, x, weight, bias, float(given["eps"]))
 
-    def pool(self, node: torch.fx.Node, kind: str, given: Mapping[str, Any]) -> str:
+    def pool(self, node: torch.fx.Node, kind: str, x: Value, given: Mapping[str, Any]) -> Value:
         """Add a Pool2d of an image; pooling along one axis reads an image with one row.
 
         Args:
             node: The call in the traced graph.
             kind: Kind of the call, as in "max_pool2d".
+            x: The value.
             given: Arguments of the call by name.
 
         Returns:
-            Name of the pooled value.
+            The pooled value.
         """
         image = aten.shape(node.args[0])
         whole = kind.startswith("adaptive_avg_pool") and set(aten.shape(node)[1:]) == {1}
@@ -452,17 +396,19 @@ class _Translation:
         )
         if kernel is None or padding is None or uncounted or unlike:
             raise aten.refusal(node, "its dilation, ceil_mode, divisor, margin or output size is not supported")
-        x, name = self.shaped(self.value(node, node.args[0]), image), "max" if kind.startswith("max") else "average"
-        return self.add(Pool2d(f"{x}.{name}", (x,), name, kernel, stride or kernel, padding))
+        name = "max" if kind.startswith("max") else "average"
+        pooled = self.graph.pool(self.shaped(x, image), name, kernel, stride or kernel, padding)
+        return self.shaped(pooled, aten.shape(node))
 
-    def concat(self, node: torch.fx.Node, given: Mapping[str, Any]) -> str:
+    def concat(self, node: torch.fx.Node, given: Mapping[str, Any]) -> Value:
         """Add a Concat of the values."""
         if given["dim"] not in (-1, len(aten.shape(node))):
             raise aten.refusal(node, "it does not join along the last axis")
         if any(getattr(part, "name", "") not in self.values for part in given["tensors"]):
             raise aten.refusal(node, "it joins constants")
-        names = tuple(self.shaped(self.value(node, part), aten.shape(part)) for part in given["tensors"])
-        return self.add(Concat(f"{names[0]}.concat", names))
+        made = self.graph.concat([self.read(node, part) for part in given["tensors"]], -1)
+        assert isinstance(made, Value)
+        return made
 
     def read(self, node: torch.fx.Node, argument: Any) -> Value:
         """Return the value in an argument."""
@@ -471,25 +417,9 @@ class _Translation:
             raise aten.refusal(node, "one of its inputs is a constant, or the result of an unsupported operator")
         return value
 
-    def value(self, node: torch.fx.Node, argument: Any) -> str:
-        """Return the name of the value in an argument; its operator is added now if it is still missing."""
-        value = self.read(node, argument)
-        self.values[argument.name] = name = self.made(value)
-        return name
-
-    def made(self, value: Value) -> str:
-        """Return the name of a value, after adding its operators."""
-        if isinstance(value, str):
-            return value
-        if isinstance(value, Layer):
-            return self.add(value.made())
-        return self.add(*value.ops(self.shapes[value.source])) or value.source
-
-    def shaped(self, x: str, shape: Shape) -> str:
-        """Return the name of the value x with its numbers in these axes."""
-        if len(self.shapes[x]) > 1 and self.shapes[x] != shape:
-            x = self.add(Flatten(f"{x}.flatten", (x,)))
-        return x if self.shapes[x] == shape else self.add(Slice(f"{x}.shaped", (x,), 0, shape))
+    def shaped(self, x: Value, shape: Shape) -> Value:
+        """Return the value with its numbers in these axes."""
+        return self.graph.move(x, np.arange(x.size).reshape(1, *shape))
 
     def tensor(self, argument: Any) -> tuple[str, Array] | None:
         """Return (dotted name, float32 copy) of the tensor in an argument.
@@ -516,8 +446,3 @@ class _Translation:
             return np.asarray(np.broadcast_to(numbers, (1, *shape))[0])
         except ValueError:
             raise aten.refusal(node, "its constant is of another shape than the value") from None
-
-
-def _call(layer: Layer) -> tuple[Any, ...]:
-    """Return the name and the inputs of the layer."""
-    return layer.op.name, layer.op.inputs
