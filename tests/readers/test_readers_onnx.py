@@ -187,8 +187,15 @@ def test_masked_samples_become_the_largest_score_of_each_branch(tmp_path: Path):
     text = "Gemm obs w > h | transB=1; Sub one action_masks > block; Mul block big > cut; Add h cut > scores;"
     text += "Split scores sizes > left right | axis=1; Identity sizes > shape; "
     for side in ("left", "right"):
-        text += f"Softmax {side} > p_{side}; Log p_{side} > l_{side}; Multinomial l_{side} > m_{side}; "
-    arrays = {"w": random(5, 4), "big": np.float32(1e8), "one": np.float32(1), "sizes": np.int64([2, 3])}
+        text += f"Softmax {side} > p_{side}; Add p_{side} small > q_{side}; Log q_{side} > l_{side};"
+        text += f"Multinomial l_{side} > m_{side}; "
+    arrays = {
+        "w": random(5, 4),
+        "big": np.float32(1e8),
+        "one": np.float32(1),
+        "sizes": np.int64([2, 3]),
+        "small": np.float32(1e-7),
+    }
     ends = {"obs": ["batch", 4], "action_masks": ["batch", 5]}, {"discrete_actions": ["batch", 2], "shape": [2]}
     made = model(f"{text}Concat m_left m_right > discrete_actions | axis=1", arrays, *ends)
     policy, observations = load.read(put(tmp_path, made)), random(50, 4)

@@ -44,7 +44,8 @@ def resolve(graph: Symbolic, output: Value, name: str, asked: str) -> tuple[Valu
         )
     if not kind:
         raise QuarlError(f"output {name!r} of {output.size} numbers fits several heads; choose one of --head {KINDS}")
-    return output, _asked(kind, text, output.size), said
+    scores = graph.order(output) if kind == "argmax" and not text else output
+    return scores, _asked(kind, text, output.size), said
 
 
 def _asked(kind: str, text: str, size: int) -> ActionHead:

@@ -259,18 +259,6 @@ def _padding(options: Mapping[str, Any]) -> tuple[int, int]:
     return _pair(pads[:2])
 
 
-def _pool(graph: Symbolic, call: Call) -> Operand:
-    x, options = call.value, call.options
-    if call.kind == "GlobalAveragePool":
-        return graph.pool(x, "average", x.shape[2:], (1, 1), (0, 0))
-    kernel, padding = _pair(options.get("kernel_shape")), _padding(options)
-    counted = call.kind == "MaxPool" or not any(padding) or options.get("count_include_pad")
-    if not counted or options.get("ceil_mode") or set(options.get("dilations", [1])) != {1}:
-        raise UnsupportedError("its dilation, ceil_mode or margin is not supported")
-    kind = "max" if call.kind == "MaxPool" else "average"
-    return graph.pool(x, kind, kernel, _pair(options.get("strides")), padding)
-
-
 def _batch_norm(graph: Symbolic, call: Call) -> Operand:
     gain, offset, mean, variance = (np.asarray(call.given(place), np.float64) for place in range(1, 5))
     factor = gain / np.sqrt(variance + call.options.get("epsilon", 1e-5))
@@ -335,12 +323,6 @@ def _leaky(graph: Symbolic, call: Call) -> Operand:
     return graph.activation(call.value, "prelu", (number,))
 
 
-def _hard_sigmoid(graph: Symbolic, call: Call) -> Operand:
-    if abs(call.options.get("alpha", 0.2) - 1 / 6) > 1e-6 or call.options.get("beta", 0.5) != 0.5:
-        raise UnsupportedError("its slope is not that of torch's Hardsigmoid")
-    return graph.activation(call.value, "hardsigmoid")
-
-
 def _gelu(graph: Symbolic, call: Call) -> Operand:
     return graph.activation(call.value, "gelu_tanh" if call.options.get("approximate") == b"tanh" else "gelu")
 
@@ -371,7 +353,6 @@ def _where(graph: Symbolic, call: Call) -> Operand:
 RULES: Mapping[str, Callable[[Symbolic, Call], Operand]] = {
     "Add": lambda graph, call: graph.add(call.operand(0), call.operand(1)),
     "ArgMax": _argmax,
-    "AveragePool": _pool,
     "BatchNormalization": _batch_norm,
     "Cast": _cast,
     "Clip": _clip,
@@ -382,13 +363,10 @@ RULES: Mapping[str, Callable[[Symbolic, Call], Operand]] = {
     "Elu": _elu,
     "Gelu": _gelu,
     "Gemm": _gemm,
-    "GlobalAveragePool": _pool,
-    "HardSigmoid": _hard_sigmoid,
     "LayerNormalization": _layer_norm,
     "LeakyRelu": _leaky,
     "MatMul": _matmul,
     "Max": _bound,
-    "MaxPool": _pool,
     "Min": _bound,
     "Mul": lambda graph, call: graph.multiply(call.operand(0), call.operand(1)),
     "Multinomial": _multinomial,

@@ -422,7 +422,10 @@ class Symbolic:
         """Return a value whose numbers have the same order, in front of softmax and logarithms."""
         while isinstance(x.form, Unknown) and x.form.order is not None:
             x = x.form.order
-        op = self.operators.get(x.form) if isinstance(x.form, str) else None
+        form = x.form
+        if isinstance(form, Elementwise) and np.ptp(form.factor) == np.ptp(form.offset) == 0 < np.max(form.factor):
+            return self.order(Value(x.shape, form.source))
+        op = self.operators.get(form) if isinstance(form, str) else None
         if isinstance(op, Softmax) and op.size == x.size:
             return self.order(Value(x.shape, op.inputs[0]))
         return x
