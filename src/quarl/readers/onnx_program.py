@@ -34,7 +34,7 @@ EXPORTED = b'{"format":"quarl-contract-'
 """Start of the contract in files that QuaRL exports."""
 TYPES: Mapping[int, Literal["float32", "uint8"]] = {1: "float32", 11: "float32", 2: "uint8"}
 """Number types of observations by ONNX's numbers."""
-COST = 16
+COST = 64
 """Parsed values that the evaluation of a node counts as: functions that call each other repeat nodes."""
 Values = dict[str, Any]
 """Values by name: operands, None for a missing input, and the error of a node without a counterpart."""
