@@ -135,7 +135,7 @@ def _policy(nodes: list[onnx.NodeProto], *constants: onnx.TensorProto) -> bytes:
 
 
 def _model(nodes: list[onnx.NodeProto], constants: list[onnx.TensorProto]) -> bytes:
-    ends = [helper.make_tensor_value_info(name, 1, None) for name in ("x", "y")]
+    ends = [helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", [1, 4]), ("y", None))]
     graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], constants)
     return bytes(helper.make_model(graph).SerializeToString())
 
