@@ -16,6 +16,7 @@ from quarl.policy.operators import (
     Concat,
     Conv2d,
     Flatten,
+    L2Norm,
     LayerNorm,
     Normalize,
     Op,
@@ -157,6 +158,20 @@ def distributional(seed: int = 0) -> Policy:
     return Policy(observation_shape=(6,), ops=tuple(ops), head=action_head("argmax", 3))
 
 
+def estimated(seed: int = 0) -> Policy:
+    """A velocity and a latent vector of length 1, estimated from the observation and joined with it (HIMLoco)."""
+    rng = np.random.default_rng(seed)
+    ops = mlp(layers(rng, [6, 16, 16], "estimator"), "relu")
+    ops.append(Activation("hidden", ("estimator.1",), "relu"))
+    ops += mlp(layers(rng, [16, 3], "velocity"), "relu", "hidden") + mlp(
+        layers(rng, [16, 8], "latent"), "relu", "hidden"
+    )
+    ops.append(L2Norm("direction", ("latent.0",), 8, 1e-12))
+    ops.append(Concat("joined", ("observation", "velocity.0", "direction")))
+    ops += mlp(layers(rng, [17, 16, 3]), "relu", "joined")
+    return Policy(observation_shape=(6,), ops=tuple(ops), head=action_head("clip", 3))
+
+
 def composed(kind: str, *settings: float, seed: int = 0) -> Policy:
     """A dense network bent by a function that is a formula of others."""
     policy = dense([5, 16, 16, 3], "relu", seed)
@@ -199,6 +214,7 @@ EVERY = {
     "average-pool": lambda: pooled("average"),
     "average-pool-padded": lambda: pooled("average", 1),
     "softmax": distributional,
+    "l2-norm": estimated,
     "clip": lambda: composed("clip", -0.5, 1.0),
     "one-sided": lambda: composed("clip", -0.25, np.inf),
     "prelu": lambda: composed("prelu", 0.25),

@@ -27,6 +27,7 @@ from quarl.policy.operators import (
     Conv2d,
     Dense,
     Flatten,
+    L2Norm,
     LayerNorm,
     Normalize,
     QuantizedTensor,
@@ -46,9 +47,11 @@ MODES = [
     ("int4", "static"),
 ]
 FLOAT_MEAN = [
-    name for name, make in networks.EVERY.items() if any(isinstance(op, LayerNorm | Softmax) for op in make().ops)
+    name
+    for name, make in networks.EVERY.items()
+    if any(isinstance(op, LayerNorm | L2Norm | Softmax) for op in make().ops)
 ]
-"""Networks with a LayerNorm or a softmax, whose sums runtimes take in another order."""
+"""Networks with a norm or a softmax, whose sums runtimes take in another order."""
 EXACT = [
     name
     for name, make in networks.EVERY.items()

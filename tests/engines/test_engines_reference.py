@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 import networks
 from quarl import engines
 from quarl.calibration import quantize
-from quarl.engines.numpy_operators import MAX_EXACT_NORM, as_float, layer_norm_of_codes
+from quarl.engines.numpy_operators import MAX_EXACT_NORM, MAX_EXACT_SQUARES, as_float, normalized_codes
 from quarl.policy.graph import ActionHead, ActivationGrid, Policy
-from quarl.policy.operators import Conv2d, Dense, LayerNorm, QuantizedTensor
+from quarl.policy.operators import Conv2d, Dense, L2Norm, LayerNorm, QuantizedTensor
 from quarl.quant.spec import QuantSpec
 
 
@@ -112,23 +112,34 @@ def test_a_layer_norm_of_equal_codes_is_its_offset(scale):
     for width in range(2, MAX_EXACT_NORM + 1):
         op = LayerNorm("norm", ("x",), np.ones(width, np.float32), np.arange(width, dtype=np.float32), 1e-5)
         codes = np.repeat(np.float32([[-255], [-100], [0], [127], [255]]), width, axis=1)
-        normal = layer_norm_of_codes(op, codes, ActivationGrid(scale=scale, zero_point=0))
+        normal = normalized_codes(op, codes, ActivationGrid(scale=scale, zero_point=0))
         assert np.array_equal(normal, np.broadcast_to(op.bias, normal.shape))
 
 
 @given(st.integers(2, MAX_EXACT_NORM), st.integers(0, 8), st.integers(-128, 127), st.integers(0, 2**32 - 1))
-def test_a_layer_norm_of_codes_is_that_of_exact_numbers(width, bits, middle, seed):
+def test_a_normalized_codes_is_that_of_exact_numbers(width, bits, middle, seed):
     rng = np.random.default_rng(seed)
     codes = np.clip(middle + rng.integers(-(2**bits), 2**bits, (3, width)), -128, 127).astype(np.float32)
     codes[1:, 1:] = codes[1:, :1]  # rows of which one differs, and of extremes
     codes[2, : width // 2], codes[2, width // 2 :] = -128, 127
     weight, bias = rng.normal(size=(2, width)).astype(np.float32)
     op = LayerNorm("norm", ("x",), weight, bias, 1e-5)
-    normal = layer_norm_of_codes(op, codes, ActivationGrid(scale=0.5, zero_point=0))
+    normal = normalized_codes(op, codes, ActivationGrid(scale=0.5, zero_point=0))
     values = 0.5 * codes.astype(np.float64)
     centered = values - values.mean(axis=1, keepdims=True)
     exact = centered / np.sqrt(values.var(axis=1, keepdims=True) + 1e-5) * weight + bias
     np.testing.assert_allclose(normal, exact, rtol=1e-5, atol=1e-4)
+
+
+@given(
+    st.integers(1, MAX_EXACT_SQUARES), st.integers(-128, 127), st.sampled_from([1e-12, 3.0]), st.integers(0, 2**32 - 1)
+)
+def test_an_l2_norm_of_codes_is_that_of_exact_numbers(width, middle, epsilon, seed):
+    codes = np.random.default_rng(seed).integers(-128, 128, (3, width)).astype(np.float32) - middle
+    codes[1], codes[2] = 0, 255
+    normal = normalized_codes(L2Norm("norm", ("x",), width, epsilon), codes, ActivationGrid(scale=0.5, zero_point=0))
+    length = np.linalg.norm(0.5 * codes.astype(np.float64), axis=1, keepdims=True)
+    np.testing.assert_allclose(normal, 0.5 * codes / np.maximum(length, epsilon), rtol=1e-6)
 
 
 @pytest.mark.slow

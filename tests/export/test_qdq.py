@@ -22,7 +22,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.evaluation import record
 from quarl.export import qdq, runtimes
 from quarl.policy.graph import ActionHead, ActivationGrid, QuantizedPolicy
-from quarl.policy.operators import OBSERVATION, Activation, Dense, LayerNorm, Pool2d, QuantizedTensor, Softmax
+from quarl.policy.operators import OBSERVATION, Activation, Dense, L2Norm, LayerNorm, Pool2d, QuantizedTensor, Softmax
 from quarl.quant.spec import QuantSpec
 from quarl.readers.load import read
 
@@ -74,8 +74,13 @@ class Ties(Reference):
         return super().bent(op, x, target)
 
     def _other(self, op, inputs):
-        sums = {Pool2d: lambda: math.prod(op.kernel), LayerNorm: lambda: 4 * op.weight.size, Softmax: lambda: op.size}
-        function = 32 * isinstance(op, Activation | LayerNorm | Softmax)
+        sums = {
+            Pool2d: lambda: math.prod(op.kernel),
+            LayerNorm: lambda: 4 * op.weight.size,
+            L2Norm: lambda: op.size,
+            Softmax: lambda: op.size,
+        }
+        function = 32 * isinstance(op, Activation | LayerNorm | L2Norm | Softmax)
         self.n = max(self.count[name] for name in op.inputs) + sums.get(type(op), int)() + 8 + function
         value = super()._other(op, inputs)
         self.count[op.name] = self.n

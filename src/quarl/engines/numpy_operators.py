@@ -10,7 +10,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.policy import operators
-from quarl.policy.formulas import FORMULAS, norm_of_codes
+from quarl.policy.formulas import FORMULAS, l2_norm, norm_of_codes
 from quarl.policy.graph import ActivationGrid, Policy
 from quarl.policy.operators import LEAKY_SLOPE, OBSERVATION, Linear, Op, as_float32
 from quarl.quant.affine import TINY, fake_quantize
@@ -31,6 +31,9 @@ ARITHMETIC: Mapping[str, Callable[..., Array]] = {
 
 MAX_EXACT_NORM = 1024
 """Features over which a sum of squared distances of int8 codes from their mean stays exact in float32."""
+MAX_EXACT_SQUARES = 256
+"""Numbers over which a sum of squared distances of int8 codes from any zero point stays exact in float32."""
+Norm = operators.LayerNorm | operators.L2Norm
 
 
 def as_float(policy: Policy, observations: Array) -> dict[str, Array]:
@@ -102,6 +105,7 @@ LOWERINGS: Mapping[type[Op], Callable[..., Array]] = {
     operators.Softmax: _softmax,
     operators.Pool2d: _pool,
     operators.LayerNorm: _layer_norm,
+    operators.L2Norm: lambda op, x: l2_norm(_computed, x, np.float32(op.epsilon**2)),
     operators.Normalize: operators.Normalize.__call__,
     operators.Scale: lambda op, x: x * op.factor,
     operators.Flatten: lambda op, x: x.reshape(len(x), -1),
@@ -112,12 +116,12 @@ LOWERINGS: Mapping[type[Op], Callable[..., Array]] = {
 """Float32 function of each operator's inputs."""
 
 
-def norms_codes(op: Op, grids: Mapping[str, ActivationGrid]) -> TypeGuard[operators.LayerNorm]:
-    """Return whether it is a LayerNorm of int8 codes: sums of them and of their squares are then exact in float32."""
+def norms_codes(op: Op, grids: Mapping[str, ActivationGrid]) -> TypeGuard[Norm]:
+    """Return whether it is a norm of int8 codes: sums of them and of their squares are then exact in float32."""
     grid = grids.get(op.inputs[0])
-    return (
-        isinstance(op, operators.LayerNorm) and grid is not None and grid.bits == 8 and op.weight.size <= MAX_EXACT_NORM
-    )
+    if not isinstance(op, Norm) or grid is None or grid.bits != 8:
+        return False
+    return op.size <= MAX_EXACT_SQUARES if isinstance(op, operators.L2Norm) else op.weight.size <= MAX_EXACT_NORM
 
 
 def averages_codes(op: Op, grids: Mapping[str, ActivationGrid]) -> TypeGuard[operators.Pool2d]:
@@ -125,24 +129,25 @@ def averages_codes(op: Op, grids: Mapping[str, ActivationGrid]) -> TypeGuard[ope
     return isinstance(op, operators.Pool2d) and op.kind == "average" and op.inputs[0] in grids
 
 
-def norm_constants(op: operators.LayerNorm, grid: ActivationGrid) -> tuple[np.float32, np.float32]:
-    """Return 1 / n, and epsilon in squared steps of the grid.
+def codes_formula(op: Norm, grid: ActivationGrid) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return the formula of a norm of codes, and the numbers that it takes: epsilon is in squared steps of the grid."""
+    squared = np.float64(np.float32(grid.scale)) ** 2
+    if isinstance(op, operators.L2Norm):
+        return l2_norm, (np.float32(np.clip(op.epsilon**2 / squared, TINY, 1e38)),)
+    epsilon = max(np.float32(op.epsilon / squared), np.float32(TINY))
+    return norm_of_codes, (np.float32(1 / op.weight.size), epsilon, op.weight, op.bias)
 
-    A LayerNorm of codes needs these constants besides gain and offset.
-    """
-    epsilon = np.float32(op.epsilon / np.float64(np.float32(grid.scale)) ** 2)
-    return np.float32(1 / op.weight.size), max(epsilon, np.float32(TINY))
 
-
-def layer_norm_of_codes(op: operators.LayerNorm, integers: Array, grid: ActivationGrid) -> Array:
-    """Return the LayerNorm of codes minus their zero point, as float32 integers: see `formulas.norm_of_codes`.
+def normalized_codes(op: Norm, integers: Array, grid: ActivationGrid) -> Array:
+    """Return the norm of codes minus their zero point, as float32 integers: see `policy.formulas`.
 
     Args:
         op: The operator.
         integers: Codes minus their zero point.
         grid: Grid of the codes.
     """
-    return np.asarray(norm_of_codes(_computed, integers, *norm_constants(op, grid), op.weight, op.bias))
+    formula, numbers = codes_formula(op, grid)
+    return np.asarray(formula(_computed, integers, *numbers))
 
 
 def unfold(op: Linear, x: Array) -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.engines.lookup_tables import steady_scale
-from quarl.engines.numpy_operators import apply, averages_codes, fold, layer_norm_of_codes, norms_codes, on_grid, unfold
+from quarl.engines.numpy_operators import apply, averages_codes, fold, normalized_codes, norms_codes, on_grid, unfold
 from quarl.engines.sums import in_floats, requantization, unit
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, readers
 from quarl.policy.operators import (
@@ -66,7 +66,7 @@ class Reference:
     def _other(self, op: Op, inputs: list[Array]) -> Array:
         if norms_codes(op, self.policy.grids):
             grid = self.policy.grids[op.inputs[0]]
-            return layer_norm_of_codes(op, self.quantized(inputs[0], grid) - np.float32(grid.zero_point), grid)
+            return normalized_codes(op, self.quantized(inputs[0], grid) - np.float32(grid.zero_point), grid)
         if averages_codes(op, self.policy.grids):
             grid = self.policy.grids[op.inputs[0]]
             integers = self.quantized(inputs[0], grid) - np.float32(grid.zero_point)

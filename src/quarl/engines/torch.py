@@ -154,6 +154,7 @@ LOWERINGS: Mapping[type[Op], Callable[[Any], Function]] = {
     operators.Softmax: lambda op: lambda x: x.unflatten(1, (-1, op.size)).softmax(-1).flatten(1),
     operators.Pool2d: _pool,
     operators.LayerNorm: _layer_norm,
+    operators.L2Norm: lambda op: lambda x: functional.normalize(x, dim=-1, eps=op.epsilon),
     operators.Normalize: _normalize,
     operators.Scale: _scale,
     operators.Flatten: lambda op: lambda x: x.flatten(1),

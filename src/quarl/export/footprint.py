@@ -97,7 +97,9 @@ def _estimated(program: Program, work: int, why: str) -> Footprint:
         elif call.kernel in ("dense", "last"):
             total += n * (MAC[first] * others[0] + (2 * REAL if call.kernel == "last" else ROW))
         else:
-            total += first * (LOOK_UP if call.kernel == "look_up" else REAL * (7 if call.kernel == "layer_norm" else 1))
+            total += first * (
+                LOOK_UP if call.kernel == "look_up" else REAL * {"layer_norm": 7, "l2_norm": 3}.get(call.kernel, 1)
+            )
     convolves = any(call.kernel == "convolve" for call in calls)
     return Footprint(
         flash=sum(table.nbytes for table in program.tables.values())

@@ -26,7 +26,7 @@ from quarl.inert.zip import read_bytes
 from quarl.policy.container import DTYPES, Bytes, digest, parse, pieces, sealed, unsealed
 from quarl.policy.graph import ActionHead, ActivationGrid, Policy, Provenance, QuantizedPolicy, as_metadata, ungridded
 from quarl.policy.inputs import KINDS, Input
-from quarl.policy.operators import OPERATORS, Op, QuantizedTensor
+from quarl.policy.operators import OPERATORS, L2Norm, Op, QuantizedTensor
 from quarl.quant.affine import TINY
 from quarl.quant.packing import pack, packed_size, storage_dtype, unpack
 from quarl.quant.spec import QuantSpec
@@ -35,7 +35,7 @@ HEAD_ARRAYS = ("low", "high", "log_std")
 HEAD_SETTINGS = ("segments", "zero_based")
 """Settings that are written only for a head that has them."""
 FORMAT = "quarl-policy"
-VERSION = 3
+VERSION = 4
 """Version of a file that older readers would misread.
 
 It is 3 for heads that divide the scores or pass on numbers from 0, 2 for grids without a level at 0, otherwise 1.
@@ -87,8 +87,10 @@ def _contents(policy: Policy) -> tuple[dict[str, Array], dict[str, str]]:
 
 def _version(policy: Policy) -> int:
     """Return the oldest version that reads the policy correctly."""
-    if any(getattr(policy.head, name) for name in HEAD_SETTINGS):
+    if any(isinstance(op, L2Norm) for op in policy.ops):
         return VERSION
+    if any(getattr(policy.head, name) for name in HEAD_SETTINGS):
+        return 3
     return 2 if any(getattr(op.weight, "mid_rise", False) for op in policy.linear) else 1
 
 

@@ -63,8 +63,7 @@ def norm_of_codes(f: Arithmetic, integers: Any, share: Any, epsilon: Any, gain: 
 
     All sums are exact sums of integers, so every engine gets the same bits whatever its order of addition. The squares
     are of distances from an integer next to the mean. Distances from 0 would leave the variance of a row of large,
-    nearly equal numbers to the rounding of a difference, which can fall below 0. Square roots of runtimes differ by
-    some units in the last place; one step of Newton's method makes them equal.
+    nearly equal numbers to the rounding of a difference, which can fall below 0.
 
     Args:
         f: Arithmetic of the engine; besides that of activations it has sum of a row, round and sqrt.
@@ -78,9 +77,25 @@ def norm_of_codes(f: Arithmetic, integers: Any, share: Any, epsilon: Any, gain: 
     mean = f("mul", f("sum", near), share)
     second = f("mul", f("sum", f("mul", near, near)), share)
     variance = f("add", f("sub", second, f("mul", mean, mean)), epsilon)
-    root = f("sqrt", variance)
-    deviation = f("mul", f("add", root, f("div", variance, root)), 0.5)
-    return f("add", f("mul", f("div", f("sub", near, mean), deviation), gain), offset)
+    return f("add", f("mul", f("div", f("sub", near, mean), _root(f, variance)), gain), offset)
+
+
+def l2_norm(f: Arithmetic, x: Any, least: Any) -> Any:
+    """Return x divided by the root of the sum of its squares; integers give the same bits in every engine.
+
+    Args:
+        f: Arithmetic of the engine; besides that of activations it has sum of a row and sqrt.
+        x: Codes minus their zero point, as float32 integers, or real numbers.
+        least: Smallest sum of squares.
+    """
+    total = f("max", f("sum", f("mul", x, x)), least)
+    return f("div", x, _root(f, total))
+
+
+def _root(f: Arithmetic, x: Any) -> Any:
+    """Return the square root: square roots of runtimes differ, one step of Newton's method makes them equal."""
+    root = f("sqrt", x)
+    return f("mul", f("add", root, f("div", x, root)), 0.5)
 
 
 def action(f: Arithmetic, x: Any, low: Any, high: Any, *, squashed: bool) -> Any:

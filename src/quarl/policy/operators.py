@@ -259,6 +259,24 @@ class LayerNorm(Op):
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class L2Norm(Op):
+    """x / max(||x||, epsilon) over the last axis, which has `size` numbers."""
+
+    size: int
+    epsilon: float
+
+    def check(self) -> None:
+        """Refuse an epsilon whose square is not a normal float32 number: a row of zeros would be divided by zero."""
+        if not 1e-18 < self.epsilon < 1e18:
+            raise QuarlError(f"layer {self.name!r} has epsilon {self.epsilon:g}, which must be above 1e-18, below 1e18")
+
+    def _shape(self, first: Shape, *others: Shape) -> Shape:
+        if first[-1:] != (self.size,):
+            raise _MisfitError((self.size,))
+        return first
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Normalize(Op):
     """clip((x - mean) / sqrt(variance + epsilon), -clip, clip): VecNormalize and similar, always in float32.
 
@@ -377,7 +395,10 @@ class Add(Op):
 
 OPERATORS: Mapping[str, type[Op]] = {
     kind.__name__: kind
-    for kind in (Dense, Conv2d, Pool2d, Activation, Softmax, LayerNorm, Normalize, Scale, Flatten, Slice, Concat, Add)
+    for kind in (
+        *(Dense, Conv2d, Pool2d, Activation, Softmax, LayerNorm, L2Norm, Normalize),
+        *(Scale, Flatten, Slice, Concat, Add),
+    )
 }
 """All operators by name; readers refuse any other, and every engine has a rule for each."""
 

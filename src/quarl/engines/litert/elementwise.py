@@ -15,10 +15,10 @@ from ai_edge_litert import schema_py_generated as schema
 
 from quarl.arrays import Array
 from quarl.engines.litert.flatbuffer import Model, Operator
-from quarl.engines.numpy_operators import norm_constants
+from quarl.engines.numpy_operators import Norm, codes_formula
 from quarl.policy import formulas
 from quarl.policy.graph import ActionHead, ActivationGrid
-from quarl.policy.operators import LEAKY_SLOPE, Activation, LayerNorm, Normalize, Pool2d, Shape, Slice, Softmax, windows
+from quarl.policy.operators import LEAKY_SLOPE, Activation, L2Norm, Normalize, Pool2d, Shape, Slice, Softmax, windows
 
 KERNELS = {
     "relu": Operator.RELU,
@@ -178,8 +178,10 @@ def normalize(model: Model, op: Normalize, x: int) -> int:
     return clip(model, scaled, -op.clip, op.clip)
 
 
-def layer_norm(model: Model, op: LayerNorm, x: int) -> int:
+def norm(model: Model, op: Norm, x: int) -> int:
     """Append the normalization of x over its last axis."""
+    if isinstance(op, L2Norm):
+        return formulas.l2_norm(partial(_computed, model), x, op.epsilon**2)  # type: ignore[no-any-return]
     offset = binary(model, Operator.SUB, x, _reduced(model, Operator.MEAN, x))
     variance = each(
         model, Operator.ADD, _reduced(model, Operator.MEAN, binary(model, Operator.MUL, offset, offset)), op.epsilon
@@ -189,7 +191,7 @@ def layer_norm(model: Model, op: LayerNorm, x: int) -> int:
     return each(model, Operator.ADD, each(model, Operator.MUL, normalized, op.weight), op.bias)
 
 
-def layer_norm_of_codes(model: Model, op: LayerNorm, integers: int, grid: ActivationGrid) -> int:
+def norm_of_codes(model: Model, op: Norm, integers: int, grid: ActivationGrid) -> int:
     """Append the normalization of x over its last axis, from its codes minus their zero point as float32 integers.
 
     Args:
@@ -198,10 +200,8 @@ def layer_norm_of_codes(model: Model, op: LayerNorm, integers: int, grid: Activa
         integers: Tensor of codes minus their zero point.
         grid: Grid of the codes.
     """
-    normal: int = formulas.norm_of_codes(
-        partial(_computed, model), integers, *norm_constants(op, grid), op.weight, op.bias
-    )
-    return normal
+    formula, numbers = codes_formula(op, grid)
+    return formula(partial(_computed, model), integers, *numbers)  # type: ignore[no-any-return]
 
 
 def gathered(model: Model, x: int, numbers: range) -> int:

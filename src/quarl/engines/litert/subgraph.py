@@ -18,7 +18,7 @@ from quarl.engines.litert import elementwise
 from quarl.engines.litert.flatbuffer import Model, Operator
 from quarl.engines.litert.linear import dynamic, floating, hidden, last, turned, wide, wider_than_a_pixel, with_weight
 from quarl.engines.lookup_tables import steady_scale, table
-from quarl.engines.numpy_operators import averages_codes, norms_codes
+from quarl.engines.numpy_operators import Norm, averages_codes, norms_codes
 from quarl.engines.sums import check_bits
 from quarl.policy import operators
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, readers, shapes
@@ -154,13 +154,11 @@ class Lowering:
             steps = elementwise.each(self.model, Operator.DIV, self.plain(name), grid.scale)
         return elementwise.counted(self.model, steps, grid)
 
-    def _layer_norm(self, op: operators.LayerNorm) -> Value:
+    def _norm(self, op: Norm) -> Value:
         if norms_codes(op, self.policy.grids):
             integers = elementwise.centered(self.model, self.codes(op.inputs[0]))
-            return Value(
-                real=elementwise.layer_norm_of_codes(self.model, op, integers, self.policy.grids[op.inputs[0]])
-            )
-        return Value(real=elementwise.layer_norm(self.model, op, self.plain(op.inputs[0])))
+            return Value(real=elementwise.norm_of_codes(self.model, op, integers, self.policy.grids[op.inputs[0]]))
+        return Value(real=elementwise.norm(self.model, op, self.plain(op.inputs[0])))
 
     def _pool(self, op: operators.Pool2d) -> Value:
         source, name = self.values[op.inputs[0]], op.inputs[0]
@@ -274,7 +272,8 @@ LOWERINGS: Mapping[type[Op], Callable[[Lowering, Any], Value]] = {
     operators.Activation: Lowering._activation,
     operators.Softmax: lambda into, op: Value(real=elementwise.softmax(into.model, op, into.plain(op.inputs[0]))),
     operators.Pool2d: Lowering._pool,
-    operators.LayerNorm: Lowering._layer_norm,
+    operators.LayerNorm: Lowering._norm,
+    operators.L2Norm: Lowering._norm,
     operators.Normalize: lambda into, op: Value(real=elementwise.normalize(into.model, op, into.plain(op.inputs[0]))),
     operators.Scale: lambda into, op: Value(scaled=op),
     operators.Flatten: Lowering._flatten,

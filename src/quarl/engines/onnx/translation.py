@@ -16,7 +16,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.engines.lookup_tables import table
-from quarl.engines.numpy_operators import averages_codes, norms_codes
+from quarl.engines.numpy_operators import Norm, averages_codes, norms_codes
 from quarl.engines.onnx import weightless
 from quarl.engines.onnx.model_file import File
 from quarl.engines.onnx.weightless import SHIFT
@@ -288,11 +288,11 @@ class Translation:
         shifted = self.file.cast(self.on_grid(name, grid).tensor, np.float32)
         return self.file.node("Sub", shifted, self.file.number(grid.zero_point + SHIFT))
 
-    def layer_norm(self, op: operators.LayerNorm) -> str:
+    def norm(self, op: Norm) -> str:
         if not norms_codes(op, self.policy.grids):
-            return weightless.layer_norm(self.file, op, self.real(op.inputs[0]))
+            return weightless.norm(self.file, op, self.real(op.inputs[0]))
         grid = self.policy.grids[op.inputs[0]]
-        return weightless.layer_norm_of_codes(self.file, op, self.integers(op.inputs[0], grid), grid)
+        return weightless.norm_of_codes(self.file, op, self.integers(op.inputs[0], grid), grid)
 
     def flatten(self, op: operators.Flatten) -> str | Codes:
         first = self.values[op.inputs[0]]
@@ -326,7 +326,8 @@ LOWERINGS: Mapping[type[Op], Callable[[Translation, Any], str | Codes]] = {
     operators.Activation: lambda into, op: into.activation(op),
     operators.Softmax: lambda into, op: weightless.softmax(into.file, op, into.real(op.inputs[0])),
     operators.Pool2d: Translation.pool,
-    operators.LayerNorm: Translation.layer_norm,
+    operators.LayerNorm: Translation.norm,
+    operators.L2Norm: Translation.norm,
     operators.Normalize: lambda into, op: weightless.normalize(into.file, op, into.real(op.inputs[0])),
     operators.Scale: Translation.scale,
     operators.Flatten: Translation.flatten,

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from quarl.engines.numpy_operators import norm_constants
+from quarl.engines.numpy_operators import Norm, codes_formula
 from quarl.engines.onnx.model_file import File
 from quarl.policy import formulas
 from quarl.policy.graph import ActionHead, ActivationGrid
-from quarl.policy.operators import LEAKY_SLOPE, Activation, LayerNorm, Normalize, Pool2d, Softmax
+from quarl.policy.operators import LEAKY_SLOPE, Activation, L2Norm, LayerNorm, Normalize, Pool2d, Softmax
 from quarl.quant.affine import TINY
 
 NODES = {"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid"}
@@ -94,11 +94,13 @@ def _elu(file: File, x: str) -> str:
     return file.node("Add", file.node("Relu", x), negative)
 
 
-def layer_norm(file: File, op: LayerNorm, x: str) -> str:
-    """Append a LayerNorm operation by operation.
+def norm(file: File, op: Norm, x: str) -> str:
+    """Append a norm of real numbers operation by operation.
 
     ONNX Runtime's LayerNormalization computes the variance as a difference of two large sums.
     """
+    if isinstance(op, L2Norm):
+        return formulas.l2_norm(partial(_computed, file), x, op.epsilon**2)  # type: ignore[no-any-return]
     centered = file.node("Sub", x, _mean(file, x))
     variance = _mean(file, file.node("Mul", centered, centered))
     deviation = file.node("Sqrt", file.node("Add", variance, file.number(op.epsilon)))
@@ -107,8 +109,8 @@ def layer_norm(file: File, op: LayerNorm, x: str) -> str:
     return file.scaled(normal, gain, offset)
 
 
-def layer_norm_of_codes(file: File, op: LayerNorm, integers: str, grid: ActivationGrid) -> str:
-    """Append a LayerNorm of codes minus their zero point, as float32 integers.
+def norm_of_codes(file: File, op: Norm, integers: str, grid: ActivationGrid) -> str:
+    """Append a norm of codes minus their zero point, as float32 integers.
 
     Args:
         file: The file under construction.
@@ -116,9 +118,11 @@ def layer_norm_of_codes(file: File, op: LayerNorm, integers: str, grid: Activati
         integers: Tensor of codes minus their zero point.
         grid: Grid of the codes.
     """
-    gain, offset = file.constant(op.weight, f"{op.name}.gain"), file.constant(op.bias, f"{op.name}.offset")
-    numbers = (*norm_constants(op, grid), gain, offset)
-    return formulas.norm_of_codes(partial(_computed, file), integers, *numbers)  # type: ignore[no-any-return]
+    formula, numbers = codes_formula(op, grid)
+    if isinstance(op, LayerNorm):
+        gain, offset = file.constant(op.weight, f"{op.name}.gain"), file.constant(op.bias, f"{op.name}.offset")
+        numbers = (*numbers[:-2], gain, offset)
+    return formula(partial(_computed, file), integers, *numbers)  # type: ignore[no-any-return]
 
 
 def _mean(file: File, x: str) -> str:

@@ -245,6 +245,19 @@ static void layer_norm(int n, const int16_t x[n], real share, real epsilon, cons
     }
 }
 
+/* Numbers divided by their length; `least` is the smallest sum of squares. */
+static void l2_norm(int n, const int16_t x[n], real least, real y[n]) {
+    int32_t squares = 0;
+    real total, root;
+    int i;
+    EACH(i, n) squares += (int32_t)x[i] * x[i];
+    total = of_integer(squares);
+    if (less(total, least)) total = least;
+    root = square_root(total);
+    root = multiply(add(root, divide(total, root)), 0x3f000000u);
+    EACH(i, n) y[i] = divide(of_integer(x[i]), root);
+}
+
 /* The number of the largest of n scores, which are counted from `start`. */
 static void argmax(int n, const real x[n], int start, int32_t y[1]) {
     int i, best = 0;

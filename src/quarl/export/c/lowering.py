@@ -11,7 +11,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.engines.lookup_tables import table
-from quarl.engines.numpy_operators import norm_constants, norms_codes
+from quarl.engines.numpy_operators import Norm, codes_formula, norms_codes
 from quarl.engines.sums import check_int32, requantization, symmetric, unit
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.export.c.program import Call, Program, parameters
@@ -272,14 +272,14 @@ class Lowering:
         self.call(kernel, size, x, *numbers, place)
         return Value(size=size, real=place)
 
-    def _layer_norm(self, op: operators.LayerNorm) -> Value:
+    def _norm(self, op: Norm) -> Value:
         if not norms_codes(op, self.policy.grids):
-            raise _missing(f"LayerNorm {op.name!r} of real numbers")
-        x, n, size = self.codes(op.inputs[0]), op.weight.size, self.values[op.inputs[0]].size
-        place = self.place_real(op.name, size)
+            raise _missing(f"{type(op).__name__} {op.name!r} of real numbers")
+        x, n, size = self.codes(op.inputs[0]), self.shapes[op.name][-1], self.values[op.inputs[0]].size
+        place, (_, numbers) = self.place_real(op.name, size), codes_formula(op, self.policy.grids[op.inputs[0]])
+        kernel = "l2_norm" if isinstance(op, operators.L2Norm) else "layer_norm"
         for start in range(0, size, n):
-            constants = (*norm_constants(op, self.policy.grids[op.inputs[0]]), op.weight, op.bias)
-            self.call("layer_norm", n, x.after(start), *constants, place.after(start))
+            self.call(kernel, n, x.after(start), *numbers, place.after(start))
         return Value(size=size, real=place)
 
     def _normalize(self, op: operators.Normalize) -> Value:
@@ -358,7 +358,8 @@ LOWERINGS: Mapping[type[Op], Callable[[Lowering, Any], Value]] = {
     operators.Dense: Lowering._linear,
     operators.Conv2d: Lowering._linear,
     operators.Activation: Lowering._activation,
-    operators.LayerNorm: Lowering._layer_norm,
+    operators.LayerNorm: Lowering._norm,
+    operators.L2Norm: Lowering._norm,
     operators.Normalize: Lowering._normalize,
     operators.Scale: Lowering._scale,
     operators.Flatten: lambda into, op: into.values[op.inputs[0]],
