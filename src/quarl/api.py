@@ -530,8 +530,8 @@ def load(
             trained without. None uses the file beside the agent, and raises an error if there are several candidates.
         frame_stack: Number of stacked observations, in place of the number in files beside the agent. Statistics of a
             single observation then apply to each of the stack.
-        head: Meaning of the output of an .onnx file: raw, clip:LOW,HIGH, tanh:LOW,HIGH, argmax:2,3 or gaussian; "" is
-            the one that the file contains.
+        head: Meaning of the output of an .onnx or .pt file: raw, clip:LOW,HIGH, tanh:LOW,HIGH, argmax:2,3 or gaussian;
+            "" is the one that the file contains.
         output_name: Name of the output of an .onnx file that is the action; "" is the only one.
         fix: Numbers by which inputs of an .onnx file become constant, by name.
 

@@ -74,10 +74,6 @@ def test_dynamic_integers_and_floats_are_refused():
         ("squashed", "scale quantize_shift dense last squash"),
         ("padded", "quantize_bytes convolve convolve dense last argmax"),
         ("dueling", "scale quantize_shift dense last dense layer_norm clip quantize last sum sum sum argmax"),
-        (
-            "l2-norm",
-            "quantize_shift dense dense dense dense l2_norm dequantize clip clip clip quantize dense last clip",
-        ),
         ("residual", "scale quantize_shift dense look_up dense dense dequantize dequantize sum quantize last clip"),
         ("sliced", "quantize convolve dense sum sum scale clip dequantize clip clip clip quantize dense last argmax"),
     ],

@@ -118,8 +118,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.save(content, folder / f"{name}.pt")
         (folder / f"old_{name}.pt").write_bytes(legacy(content))
     (folder / "state.pt").rename(folder / "agent.cleanrl_model")
-    with torch.no_grad():
-        torch.jit.trace(torch.nn.Linear(4, 2), torch.zeros(1, 4)).save(str(folder / "script.pt"))
     torch.export.save(torch.export.export(torch.nn.Linear(4, 2), (torch.zeros(1, 4),)), folder / "program.pt2")
     older = {"serialized_exported_program.json": b"{}", "serialized_state_dict.pt": b"", "version": b"5.1"}
     (folder / "older.pt2").write_bytes(zipped(older))
@@ -136,10 +134,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("old_module.pt", "pickles objects.*from_module"),
         ("agent.cleanrl_model", r"tensors by name.*from_module; quarl inspect agent\.cleanrl_model"),
         ("old_state.pt", r"tensors by name.*from_module; quarl inspect old_state\.pt"),
-        (
-            "script.pt",
-            r"is TorchScript, whose code is never run: give .* to quarl\.from_module, or to torch\.onnx\.export",
-        ),
         (
             "program.pt2",
             r"is a program of torch\.export, whose code .* to quarl\.from_module, or to torch\.onnx\.export",

@@ -20,6 +20,7 @@ from quarl.policy.layers import LayerWeights, of_policy
 from quarl.quant.spec import FLOAT_BITS, SCHEMES, QuantSpec
 from quarl.readers import find, load, weights_only
 from quarl.readers.normalizer import sentence
+from quarl.readers.torch_file import is_script
 from quarl.report import schema
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def _read(config: InspectConfig, words: Sequence[str]) -> _Model:
             path, words[0] if config.folder is not None else "", config.normalize, config.frame_stack, **config.stated()
         )
     except UnsupportedError as error:
-        if not path.is_file():
+        if not path.is_file() or is_script(file.names):
             raise
         return _Model(
             path,

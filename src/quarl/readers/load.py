@@ -12,8 +12,8 @@ from quarl.inert.reading_budget import reading
 from quarl.inert.zip import Opened, read_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
-from quarl.readers import find, normalizer, sb2, sb3, weights_only
-from quarl.readers.torch_file import program, read_nested
+from quarl.readers import find, normalizer, sb2, sb3, torchscript, weights_only
+from quarl.readers.torch_file import is_script, program, read_nested
 
 KINDS = (
     "a Stable-Baselines3 zip, an RL Zoo run folder, a Stable-Baselines 2 .pkl or .zip, an .onnx file, or a policy that "
@@ -40,7 +40,7 @@ def read(
         algo: Algorithm of a training library's file; "" accepts any.
         normalize: File of VecNormalize's statistics, or "none"; None finds the one beside the agent.
         frame_stack: Number of stacked observations; overrides the files beside the agent.
-        head: Meaning of the output of an .onnx file, as in "clip:-1,1"; "" leaves it to the file.
+        head: Meaning of the output of an .onnx or TorchScript file, as in "clip:-1,1"; "" leaves it to the file.
         output_name: Name of the output of an .onnx file that is the action; "" chooses the only one.
         fix: Numbers of inputs of an .onnx file that are constant.
 
@@ -61,9 +61,13 @@ def _read(
     file: Opened, algo: str, normalize: str | Path | None, frame_stack: int | None, stated: Mapping[str, Any]
 ) -> Policy | QuantizedPolicy:
     start, path = file.start or file.contents(), file.path
+    if file.is_zip and is_script(file.names):
+        if normalize is not None or algo or stated["output"] or stated["fix"]:
+            raise QuarlError(f"{path} is TorchScript, which defines all but its head: give it no option but --head")
+        return torchscript.read(file, stated["head"])
     if any(stated.values()) and path.suffix != ".onnx":
         raise QuarlError(
-            f"{path} defines its own actions: drop --head, --output-name and --fix, which .onnx files need"
+            f"{path} defines its own actions: drop --head, --output-name and --fix, which are for .onnx files"
         )
     # Safetensors begin with the length of a JSON header, whose bytes can be the first ones of a zip or a pickle too.
     if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < MAX_HEADER:

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from onnx import helper
 
 from quarl.arrays import Array
 from quarl.errors import UnsupportedError
 from quarl.inert.reading_budget import current
 from quarl.policy.operators import LEAKY_SLOPE
-from quarl.readers.symbolic import Choice, Operand, Symbolic, Unknown, Value, indices
+from quarl.readers.symbolic import Choice, Length, Operand, Symbolic, Unknown, Value, indices
 
 Result = Operand | list[Operand]
 SELU = (1.6732632423543772, 1.0507009873554805)
@@ -34,12 +33,15 @@ FOLDED: Mapping[str, Callable[..., Any]] = {
 INCREASING = ("Exp", "Log", "LogSoftmax")
 """Functions of a row that keep the order of its numbers."""
 REDUCTIONS: Mapping[str, Callable[..., Any]] = {
+    "ReduceL2": lambda x, **options: np.sqrt(np.sum(np.square(x), **options)),
     "ReduceSum": np.sum,
     "ReduceMean": np.mean,
     "ReduceMax": np.max,
     "ReduceMin": np.min,
     "ReduceProd": np.prod,
 }
+TYPES = {1: np.float32, 2: np.uint8, 3: np.int8, 6: np.int32, 7: np.int64, 9: np.bool_, 11: np.float64}
+"""numpy's types of constants by ONNX's numbers."""
 FLOATS = (1, 11)
 """Number types of ONNX in which a policy computes: float and double."""
 OTHERWISE = "it is not in the operator set; export the policy from dense layers, convolutions and usual activations"
@@ -201,7 +203,7 @@ def _cast(graph: Symbolic, call: Call) -> Operand:
         if to not in FLOATS and not isinstance(x.form, Choice):
             raise UnsupportedError("it rounds a value to a type other than float32")
         return x
-    return x.astype(helper.tensor_dtype_to_np_dtype(to))
+    return x.astype(TYPES[to])
 
 
 def _shape(graph: Symbolic, call: Call) -> Array:
@@ -279,7 +281,9 @@ def _reduced(graph: Symbolic, call: Call) -> Operand:
     x, axes, keep = call.operand(0), call.whole(1, "axes"), bool(call.options.get("keepdims", 1))
     along = None if axes is None else tuple(axes)
     if isinstance(x, Value):
-        return Value(np.sum(indices(x), axis=along, keepdims=keep).shape, Unknown(call.error()))
+        shape = np.sum(indices(x), axis=along, keepdims=keep).shape
+        of_row = call.kind == "ReduceL2" and math.prod(shape) == 1 and x.shape[-1] == x.size
+        return Value(shape, Length(x) if of_row else Unknown(call.error()))
     return np.asarray(REDUCTIONS[call.kind](x, axis=along, keepdims=keep))
 
 
@@ -381,6 +385,6 @@ RULES: Mapping[str, Callable[[Symbolic, Call], Operand]] = {
     "Where": _where,
     **{
         name: (lambda kind: lambda graph, call: graph.activation(call.value, kind))(name.lower())
-        for name in ("Relu", "Tanh", "Sigmoid", "Softplus", "HardSwish", "Mish")
+        for name in ("Relu", "Tanh", "Sigmoid", "Softplus", "HardSwish", "Mish", "Silu")
     },
 }

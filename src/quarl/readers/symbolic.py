@@ -24,6 +24,7 @@ from quarl.policy.operators import (
     Conv2d,
     Dense,
     Flatten,
+    L2Norm,
     LayerNorm,
     Linear,
     Op,
@@ -60,12 +61,20 @@ class Choice:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
+class Length:
+    """The Euclidean length of a row; only a division of the row by it has a counterpart."""
+
+    of: Value
+    least: float = 0.0
+
+
+@dataclass(frozen=True, eq=False, slots=True)
 class Value:
     """A value that depends on the observation."""
 
     shape: Shape
     """Shape in the file, with a batch axis of 1 if the file has one."""
-    form: str | Elementwise | Layer | Unknown | Choice
+    form: str | Elementwise | Layer | Length | Unknown | Choice
     """Name in the graph, which has the same numbers in order, or what computes it."""
 
     @property
@@ -137,6 +146,10 @@ class Symbolic:
                     raise x.form.error
                 case Choice():
                     raise UnsupportedError("an operator reads the chosen action; only the output may be one")
+                case Length():
+                    raise UnsupportedError(
+                        "an operator reads the length of a value; only a division by it is supported"
+                    )
                 case Layer():
                     self.names[x] = self.add_ops(x.form.made())
                 case Elementwise():
@@ -230,8 +243,11 @@ class Symbolic:
         raise UnsupportedError("it multiplies two values; only a constant can scale a value")
 
     def divide(self, a: Operand, b: Operand) -> Operand:
-        """Return a / b for a constant b."""
+        """Return a / b: b is constant, or the length of a."""
         if isinstance(b, Value):
+            if isinstance(b.form, Length) and isinstance(a, Value) and self.name(a) == self.name(b.form.of):
+                name = self.name(a, (a.size,))
+                return Value(a.shape, self.add_ops(L2Norm(f"{name}.l2_norm", (name,), a.size, b.form.least)))
             raise UnsupportedError("it divides by a value; only a constant can scale a value")
         if not isinstance(a, Value):
             return np.asarray(np.divide(a, b))
@@ -313,6 +329,8 @@ class Symbolic:
             raise UnsupportedError(f"its bounds {low:g} and {high:g} leave no number between them")
         if -low == high == math.inf:
             return x
+        if isinstance(x.form, Length) and high == math.inf:
+            return Value(x.shape, replace(x.form, least=max(low, x.form.least)))
         form = x.form if isinstance(x.form, Elementwise) else Elementwise(self.name(x))
         if 0 < high == -low and (np.asarray(form.factor) > 0).all():
             return Value(x.shape, self.add_ops(*form.ops(self.shapes[form.source], high)))
@@ -368,7 +386,7 @@ class Symbolic:
         self.budget.copy(8 * places.size)
         flat, shape, form = places.reshape(-1), places.shape, x.form
         whole = flat.size == x.size and (flat == np.arange(x.size)).all()
-        if isinstance(form, Choice):
+        if isinstance(form, Choice | Length):
             return Value(shape, form)
         if isinstance(form, Unknown):
             return Value(shape, form if whole else replace(form, order=form.order and self.move(form.order, places)))

@@ -30,7 +30,7 @@ PROGRAMS = {
     "serialized_exported_program.json": "a program of torch.export",
 }
 """Kinds of programs by the ending of a zip member's name; the last is how PyTorch wrote .pt2 files before 2.8."""
-_NAMES = re.compile(
+NAMES = re.compile(
     r"collections OrderedDict"
     r"|torch (Size|device|\w+Storage|bool|(u?int|float|bfloat|complex)\w+)"
     r"|torch\.storage UntypedStorage"
@@ -71,8 +71,13 @@ def read_nested(data: bytes, where: str) -> dict[str, Array]:
         state, storages = _load(data, where)
         if not isinstance(state, dict):
             raise QuarlError(f"{where} holds a {_kind(state)}, not parameters by name")
-        tensors = (entry for entry in _entries(state, "", MAX_NESTING) if _is_tensor(entry[1]))
+        tensors = (entry for entry in _entries(state, "", MAX_NESTING) if is_tensor(entry[1]))
         return _arrays(tensors, storages, where)
+
+
+def is_script(names: Collection[str]) -> bool:
+    """Return whether a zip with these members is a TorchScript archive."""
+    return any(name.endswith("/constants.pkl") for name in names)
 
 
 def program(members: Collection[str]) -> str:
@@ -86,7 +91,8 @@ def _kind(value: Any) -> str:
     return value.name[:80] if isinstance(value, Inert) else type(value).__name__
 
 
-def _is_tensor(value: Any) -> bool:
+def is_tensor(value: Any) -> bool:
+    """Return whether a value of a pickle describes a tensor."""
     return isinstance(value, Inert) and value.called and value.path.startswith(_REBUILD)
 
 
@@ -95,7 +101,7 @@ def _arrays(entries: Iterable[tuple[str, Any]], storages: Mapping[str, Bytes], w
     for name, value in entries:
         if len(arrays) >= MAX_MEMBERS:
             raise QuarlError(f"{where} has more than the {MAX_MEMBERS:,} tensors that are read")
-        arrays[name] = _array(value, storages, f"{where}: {name[:80]!r}")
+        arrays[name] = dense(value, storages, f"{where}: {name[:80]!r}")
     return arrays
 
 
@@ -127,7 +133,7 @@ def _load(data: bytes, where: str) -> tuple[Any, Mapping[str, Bytes]]:
         folder = pickled[: -len("data.pkl")]
         if members.get(f"{folder}byteorder", b"little") != b"little":
             raise Malformed("it was saved by a big-endian machine")
-        state = interpret(members[pickled], where, allowed=_NAMES)
+        state = interpret(members[pickled], where, allowed=NAMES)
     except Malformed as error:
         raise QuarlError(
             f"{where} is not a file of tensors ({error}); it is damaged or holds code, which is never run"
@@ -139,12 +145,12 @@ def _load_legacy(data: bytes, where: str) -> tuple[Any, Mapping[str, Bytes]]:
     """Load the format before PyTorch 1.6: five pickles, then each storage as its length and its numbers."""
     file, beside = io.BytesIO(data), list[Any]()
     file.seek(2 + len(LEGACY_START))
-    if not data.startswith(LEGACY_START, 2) or interpret(file, where, _NAMES) != LEGACY_VERSION:
+    if not data.startswith(LEGACY_START, 2) or interpret(file, where, NAMES) != LEGACY_VERSION:
         raise Malformed("it does not begin as one")
-    system = interpret(file, where, _NAMES)
+    system = interpret(file, where, NAMES)
     if not isinstance(system, dict) or system.get("little_endian") is not True:
         raise Malformed("it was saved by a big-endian machine")
-    state, keys = interpret(file, where, _NAMES, beside), interpret(file, where, _NAMES)
+    state, keys = interpret(file, where, NAMES, beside), interpret(file, where, NAMES)
     types = {kept[2]: kept[1] for kept in beside if isinstance(kept, tuple) and len(kept) > 4 and type(kept[2]) is str}
     storages: dict[str, Bytes] = {}
     position = file.tell()
@@ -165,11 +171,11 @@ def _dtype(kind: Any) -> np.dtype[Any] | None:
     return None if dtype is None else np.dtype(dtype)
 
 
-def _array(value: Any, storages: Mapping[str, Bytes], where: str) -> Array:
+def dense(value: Any, storages: Mapping[str, Bytes], where: str) -> Array:
     """Return the numbers of a dense tensor; every number that describes it comes from the file."""
     if isinstance(value, Inert) and value.path.startswith(f"{_REBUILD}parameter") and value.args:
         value = value.args[0]  # ignore the other state of a parameter
-    if not _is_tensor(value):
+    if not is_tensor(value):
         raise QuarlError(f"{where} is a {_kind(value)}, not a tensor")
     if not value.path.startswith(f"{_REBUILD}tensor") or len(value.args) < 4:
         raise UnsupportedError(f"{where} is not a plain dense tensor")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import onnx
+import torch
 from ai_edge_litert import schema_py_generated as schema
 from onnx import helper, numpy_helper
+from torch import nn
 
 from sb3_archives import unzipped, zipped
 from stress.fuzz import foreign as other
@@ -26,6 +30,7 @@ PRODUCT = node("p", "MatMul", "x", "w")
 def rows(canary: Path) -> Iterator[Row]:
     """(mechanism, name, files by relative path, the model first)."""
     yield from _torch(canary)
+    yield from _script()
     yield from _onnx()
     yield from _frozen()
     yield from _tflite()
@@ -51,6 +56,40 @@ def _torch(canary: Path) -> Iterator[Row]:
     yield "exponential or quadratic work", "state-dict-nested", {"m.pt": zipped({**members, member: nested + b"."})}
     deep = b"\x80\x02" + b"}X\x01\x00\x00\x00a" * 30_000 + b"}" + b"s" * 30_000 + b"."
     yield "exponential or quadratic work", "state-dict-deep", {"m.pt": zipped({**members, member: deep})}
+
+
+@functools.cache
+def two_layers(change: Callable[[nn.Module], nn.Module]) -> Files:
+    """Members of a TorchScript archive of two layers, 5 to 8 to 2."""
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(change(nn.Sequential(nn.Linear(5, 8), nn.ELU(), nn.Linear(8, 2)).eval())), file)
+    return unzipped(file.getvalue())
+
+
+def scripted(code: str, change: Callable[[nn.Module], nn.Module] = nn.Module.eval) -> Files:
+    """The same with these lines in the body of forward; what follows a form feed stands behind it."""
+    members = two_layers(change)
+    member = next(name for name, text in members.items() if b"class Sequential" in text)
+    body, _, behind = code.partition("\f")
+    lines = "".join(f"    {line}\n" for line in body.split("\n"))
+    text = f"class Sequential(Module):\n  def forward(self, input: Tensor) -> Tensor:\n{lines}{behind}\n"
+    return {**members, member: text.encode()}
+
+
+def _script() -> Iterator[Row]:
+    calls = (
+        f"  def f{n}(self, x):\n    return torch.cat([(self).f{n + 1}(x), (self).f{n + 1}(x)], 1)\n" for n in range(40)
+    )
+    for name, code in {
+        "script-calls": "return (self).f0(input)\f" + "".join(calls),
+        "script-cat": "a = input\n" + "a = torch.cat([a, a], 1)\n" * 60 + "return a",
+        "script-lists": "a = torch.list([1])\n" + "a = [a, a]\n" * 60 + "return torch.add(input, a)",
+        "script-million": "a = [" + "1,\n" * 10**6 + "]\nreturn input",
+        "script-deep": "return " + "-" * 200_000 + "1",
+        "script-huge": "return torch.add(input, torch.zeros([1000000, 1000000]))",
+        "script-expanded": "return torch.add(input, torch.expand(torch.zeros([1, 5]), [1000000000, 5]))",
+    }.items():
+        yield "exponential or quadratic work", name, {"m.pt": zipped(scripted(code))}
 
 
 def _onnx() -> Iterator[Row]:

@@ -21,7 +21,7 @@ from quarl.policy import artifact
 from quarl.policy.layers import LayerWeights
 from quarl.policy.operators import as_float32
 from quarl.readers import sb2, sb3
-from quarl.readers.torch_file import LEGACY_START, read_nested
+from quarl.readers.torch_file import LEGACY_START, is_script, read_nested
 from quarl.readers.weights_only import named_tensors
 
 SUFFIXES = {".onnx": "onnx", ".pb": "frozen", ".pt": "torch", ".pth": "torch", ".ckpt": "torch", ".bin": "torch"}
@@ -50,7 +50,8 @@ def recognize(path: Path | Opened) -> str:
     if path.suffix in (".onnx", ".pb"):
         return SUFFIXES[path.suffix]
     if file.is_zip:
-        return "" if not file.names or "data" in file.names or path.suffix == ".zip" else "torch"
+        agent = "data" in file.names or is_script(file.names) or path.suffix == ".zip"
+        return "" if agent or not file.names else "torch"
     if start[8:9] == b"{":
         return "" if _is_artifact(path) else "safetensors"
     return SUFFIXES.get(path.suffix, "")

@@ -1,0 +1,145 @@
+"""Operators of torch in TorchScript, translated to those of ONNX, for which `onnx_operators` has the rules."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from quarl.errors import UnsupportedError
+from quarl.policy.operators import LEAKY_SLOPE
+from quarl.readers.onnx_operators import END, SELU, Call, evaluate
+from quarl.readers.symbolic import Operand, Symbolic, Value
+
+Node = tuple[str, Sequence[Any], Mapping[str, Any]]
+"""Operator of ONNX, its inputs and its attributes."""
+TYPES = {None: 1, 3: 6, 4: 7, 6: 1, 7: 11}
+"""ONNX's numbers of int32, int64, float and double, by torch's."""
+PLAIN: Mapping[str, Callable[..., Any]] = {
+    **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "floordiv")},
+    **{"int": int, "float": float, "bool": bool, "Int": int, "Float": float, "Bool": bool, "list": list},
+    "__contains__": lambda values, value: value in values,
+    "__getitem__": lambda values, place: values[place],
+    "__is__": operator.is_,
+    "__isnot__": operator.is_not,
+    "__not__": operator.not_,
+    "device": lambda *args, **options: None,
+    "dim": lambda x: len(x.shape),
+    "format": lambda text, *values: text,
+    "len": lambda x: len(x) if isinstance(x, list) else x.shape[0],
+    "numel": lambda x: math.prod(x.shape),
+    "size": lambda x, dim=None: list(x.shape) if dim is None else x.shape[dim],
+}
+"""Operators whose results are not tensors: functions of Python's numbers and lists, and of shapes."""
+
+
+def operate(graph: Symbolic, kind: str, name: str, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    """Return the result of an operator of torch.
+
+    Args:
+        graph: The graph under construction.
+        kind: Name of the operator.
+        name: Name of the layer, if it is one.
+        args: Its positional arguments.
+        options: Its arguments by name.
+
+    Raises:
+        UnsupportedError: The operator has no counterpart.
+    """
+    if kind in PLAIN:
+        return PLAIN[kind](*args, **options)
+    if kind not in NODES:
+        raise UnsupportedError("it is not in the operator set")
+    node, inputs, attributes = NODES[kind](*args, **options)
+    operands = [x if x is None or isinstance(x, Value) else np.asarray(x) for x in inputs]
+    return evaluate(graph, Call(node, name, kind, operands, attributes, 1))
+
+
+def _node(kind: str, *inputs: Any, only: bool = True, **attributes: Any) -> Node:
+    """Return a node; its options are supported `only` if this is true."""
+    if not only:
+        raise UnsupportedError("its options are not supported; a module saved in training mode needs eval()")
+    return kind, inputs, attributes
+
+
+def _slice(x: Operand, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Node:
+    return _node("Slice", x, [start or 0], [END if end is None else end], [dim], [step])
+
+
+def _split(x: Operand, size: int | Sequence[int], dim: int = 0) -> Node:
+    width = x.shape[dim]
+    sizes = [min(size, width - start) for start in range(0, width, size)] if isinstance(size, int) else size
+    return _node("Split", x, sizes, axis=dim, only=sum(sizes) == width)
+
+
+def _cast(x: Operand, *args: Any, dtype: int | None = None, **options: Any) -> Node:
+    code = next((each for each in (dtype, *args[:2]) if type(each) is int), None)
+    return _node("Cast", x, to=TYPES.get(code), only=code in TYPES)
+
+
+def _clip(x: Operand, low: Any = None, high: Any = None, **ends: Any) -> Node:
+    return _node("Clip", x, ends.get("min", low), ends.get("max", high))
+
+
+_ALIKE = {
+    **{name: name.capitalize() for name in ("abs", "exp", "log", "neg", "pow", "reciprocal", "sqrt")},
+    **{name: name.capitalize() for name in ("mish", "relu", "sigmoid", "silu", "tanh")},
+    **{"hardswish": "HardSwish", "matmul": "MatMul", "mm": "MatMul", "mul": "Mul", "prelu": "PRelu", "t": "Transpose"},
+}
+"""Operators without options."""
+NODES: Mapping[str, Callable[..., Node]] = {
+    **{name: lambda *inputs, kind=kind: _node(kind, *inputs) for name, kind in _ALIKE.items()},
+    **dict.fromkeys(
+        ("alias", "clone", "contiguous", "detach", "tensor", "type_as"),
+        lambda x, *args, **options: _node("Identity", x),
+    ),
+    **dict.fromkeys(("clamp", "clamp_min", "clip", "hardtanh"), _clip),
+    **dict.fromkeys(("dropout", "feature_dropout"), lambda x, p, train: _node("Identity", x, only=not train)),
+    **dict.fromkeys(
+        ("norm", "linalg_vector_norm"),
+        lambda x, p, dim, keepdim=False: _node("ReduceL2", x, dim, keepdims=keepdim, only=p == 2),
+    ),
+    **dict.fromkeys(("reshape", "view"), lambda x, shape: _node("Reshape", x, shape, allowzero=1)),
+    **dict.fromkeys(("split", "split_with_sizes"), _split),
+    "add": lambda a, b, alpha=1: _node("Add", a, b, only=alpha == 1),
+    "addmm": lambda bias, x, m, beta=1, alpha=1: _node("Gemm", x, m, bias, alpha=alpha, beta=beta),
+    "argmax": lambda x, dim=-1, keepdim=False: _node("ArgMax", x, axis=dim, keepdims=keepdim),
+    "cat": lambda parts, dim=0: _node("Concat", *parts, axis=dim),
+    "chunk": lambda x, chunks, dim=0: _split(x, -(-x.shape[dim] // chunks), dim),
+    "clamp_max": lambda x, high: _clip(x, None, high),
+    "div": lambda a, b: _node("Div", a if isinstance(a, Value) else np.asarray(a, np.float64), b),
+    "elu": lambda x, alpha=1, scale=1, input_scale=1: _node("Elu", x, alpha=alpha, only=scale == input_scale == 1),
+    "expand": lambda x, sizes, implicit=False: _node("Expand", x, [1 if n == -1 else n for n in sizes]),
+    "expand_as": lambda x, other: _node("Expand", x, other.shape),
+    "flatten": lambda x, start=0, end=-1: _node(
+        "Reshape", x, [*x.shape[:start], -1], only=end in (-1, len(x.shape) - 1)
+    ),
+    "gelu": lambda x, approximate="none": _node("Gelu", x, approximate=approximate.encode()),
+    "hardsigmoid": lambda x: _node("HardSigmoid", x, alpha=1 / 6),
+    "layer_norm": lambda x, shape, weight=None, bias=None, eps=1e-5, cudnn=True: _node(
+        "LayerNormalization", x, weight, bias, epsilon=eps, only=len(shape) == 1 and weight is not None
+    ),
+    "leaky_relu": lambda x, slope=LEAKY_SLOPE: _node("LeakyRelu", x, alpha=slope),
+    "linear": lambda x, weight, bias=None: _node("Gemm", x, weight, bias, transB=1),
+    "relu6": lambda x: _clip(x, 0, 6),
+    "rsub": lambda a, b, alpha=1: _node("Sub", b, a, only=alpha == 1),
+    "select": lambda x, dim, index: _node("Gather", x, index, axis=dim),
+    "selu": lambda x: _node("Selu", x, alpha=SELU[0], gamma=SELU[1]),
+    "slice": _slice,
+    "softmax": lambda x, dim, dtype=None: _node("Softmax", x, axis=dim, only=dtype in (None, 6)),
+    "softplus": lambda x, beta=1, threshold=20: _node("Softplus", x, only=beta == 1 and threshold == 20),
+    "squeeze": lambda x, dim: _node("Squeeze", x, [dim]) if x.shape[dim] == 1 else _node("Identity", x),
+    "sub": lambda a, b, alpha=1: _node("Sub", a, b, only=alpha == 1),
+    "to": _cast,
+    "unsqueeze": lambda x, dim: _node("Unsqueeze", x, [dim]),
+    "zeros": lambda shape, **options: _node("ConstantOfShape", shape),
+}
+"""Operators by name, with torch's parameters; every other one is refused."""
+VIEWS = (
+    *("alias", "contiguous", "detach", "to", "reshape", "view", "split", "split_with_sizes", "chunk", "expand"),
+    *("expand_as", "flatten", "select", "slice", "squeeze", "t", "unsqueeze", "dropout", "feature_dropout"),
+)
+"""Operators whose result can share its numbers with their first argument."""
