@@ -15,7 +15,7 @@ import onnx
 from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError, in_one_line, note, printable
 from quarl.inert.zip import Opened
-from quarl.policy.graph import ActionHead, Policy, Provenance
+from quarl.policy.graph import ActionHead, Policy, Provenance, as_metadata
 from quarl.policy.operators import OBSERVATION, Op, Shape
 from quarl.readers import action_heads
 from quarl.readers.onnx_constants import ONNX, Constants, attributes, parsed
@@ -68,7 +68,9 @@ def read(file: Opened, head: str = "", output: str = "", fix: Mapping[str, float
             observation_dtype=TYPES[kind],
             ops=tuple(ops),
             head=action_head,
-            provenance=Provenance(origin="onnx"),
+            provenance=Provenance(
+                origin="onnx", metadata=as_metadata((each.key, each.value) for each in model.metadata_props)
+            ),
         )
     except QuarlError as error:
         raise type(error)(f"{file.path}: {printable(str(error))}") from error
