@@ -519,6 +519,7 @@ def load(
     head: str = "",
     output_name: str = "",
     fix: Mapping[str, float] | None = None,
+    activation: str = "",
 ) -> Agent:
     """Load the agent in a Stable-Baselines3 zip, zoo run folder, Stable-Baselines 2, ONNX or QuaRL file.
 
@@ -534,6 +535,8 @@ def load(
             "" is the one that the file contains.
         output_name: Name of the output of an .onnx file that is the action; "" is the only one.
         fix: Numbers by which inputs of an .onnx file become constant, by name.
+        activation: Function between the layers of a checkpoint of rsl_rl, rl_games or skrl; "" is the one in the
+            agent.yaml of its run.
 
     Raises:
         QuarlError: There is no agent at the path, or it cannot be read.
@@ -549,5 +552,6 @@ def load(
             head=head,
             output_name=output_name,
             fix=fix,
+            activation=activation,
         )
     )

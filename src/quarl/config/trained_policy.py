@@ -24,9 +24,13 @@ class StatedConfig(Config):
     """A verb that reads policies from files that may not define their actions."""
 
     head: Annotated[str, shown("HEAD", default="the file's")] = ""
-    """Meaning of an .onnx or .pt file's output: raw, clip[:LOW,HIGH], tanh[:LOW,HIGH], argmax[:2,3,...] or gaussian."""
+    """Meaning of the output of an .onnx file, TorchScript or a checkpoint: raw, clip[:LOW,HIGH], tanh[:LOW,HIGH], argmax[:2,3,...]
+    or gaussian.
+    """
     output_name: Annotated[str, shown("NAME", default="the only one")] = ""
     """Output of an .onnx file that is the action."""
+    activation: Annotated[str, shown("NAME", default="that of agent.yaml")] = ""
+    """Function between the layers of a checkpoint of rsl_rl, rl_games or skrl, such as elu."""
     fix: Annotated[tuple[str, ...], shown("NAME=VALUE ...")] = ()
     """Inputs of an .onnx file that are constant; action_masks is 1."""
 
@@ -45,7 +49,7 @@ class StatedConfig(Config):
                 fixed[name] = math.nan
             if not name or not math.isfinite(fixed[name]):
                 raise QuarlError(f"--fix takes NAME=VALUE with a finite number, got {word!r}")
-        return {"head": self.head, "output_name": self.output_name, "fix": fixed}
+        return {"head": self.head, "output_name": self.output_name, "fix": fixed, "activation": self.activation}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,10 +45,10 @@ def resolve(graph: Symbolic, output: Value, name: str, asked: str) -> tuple[Valu
     if not kind:
         raise QuarlError(f"output {name!r} of {output.size} numbers fits several heads; choose one of --head {KINDS}")
     scores = graph.order(output) if kind == "argmax" and not text else output
-    return scores, _asked(kind, text, output.size), said
+    return scores, stated(kind, text, output.size), said
 
 
-def _asked(kind: str, text: str, size: int) -> ActionHead:
+def stated(kind: str, text: str, size: int) -> ActionHead:
     """Return the head for `kind` and the numbers after it."""
     try:
         numbers = [float(number) for number in text.split(",")] if text else []

@@ -36,6 +36,7 @@ NAMES = re.compile(
     r"|torch\.storage UntypedStorage"
     r"|torch\._utils _rebuild_(parameter(_with_state)?|tensor(_v[23])?|sparse_tensor)"
     r"|torch\.serialization _get_layout"
+    r"|numpy(\._?core)?(\.multiarray scalar| dtype)|_codecs encode"  # a reward beside the parameters
 )
 """Globals that state dicts name."""
 _REBUILD = "torch._utils._rebuild_"
