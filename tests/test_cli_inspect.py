@@ -19,7 +19,7 @@ import require
 from quarl.calibration import quantize
 from quarl.cli import main, parse
 from quarl.config import InspectConfig
-from quarl.engines import litert, onnx
+from quarl.engines import onnx
 from quarl.policy import artifact
 from quarl.quant.spec import SCHEMES, QuantSpec
 from refusals import refused
@@ -38,7 +38,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     artifact.write(policy, folder / "policy.safetensors")
     artifact.write(quantize(policy, QuantSpec.parse("int4", scheme="per-channel")), folder / "int4.quarl")
     (folder / "p.onnx").write_bytes(onnx.write(exact))
-    (folder / "p.tflite").write_bytes(litert.write(exact))
     named = {f"{op.name}.{part}": getattr(op, part) for op in policy.linear for part in ("weight", "bias")}
     (folder / "p.safetensors").write_bytes(safetensors.numpy.save(named))
     torch.save({name: torch.from_numpy(np.array(array)) for name, array in named.items()}, folder / "p.pt")
@@ -56,7 +55,7 @@ def inspected(*words: object) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["p.onnx", "p.tflite", "p.safetensors", "p.pt"])
+@pytest.mark.parametrize("name", ["p.onnx", "p.safetensors", "p.pt"])
 def test_a_file_of_weights_has_the_rows_of_the_policy_that_it_was_written_from(files: Path, capsys, name: str):
     document = inspected(files / name, "--bits", 4)
     shown = capsys.readouterr().out
@@ -154,10 +153,24 @@ def test_mistakes_are_one_line(files: Path, capsys, words: str, said: str):
     assert list(Path().iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["p.onnx", "p.tflite"])
-def test_verbs_that_need_a_policy_say_which_one_looks_at_weights(files: Path, capsys, name: str):
-    assert main(["eval", str(files / name)]) == 2
-    assert f"quarl inspect {name} may show its weights" in capsys.readouterr().err
+def test_a_file_of_tensorflow_is_refused_with_the_policy_beside_it(capsys):
+    Path("p.tflite").write_bytes(b"\x1c\0\0\0TFL3")
+    Path("graph.pb").touch()
+    assert "name the .quarl or .safetensors policy or the model" in refused(capsys, "inspect", "graph.pb")
+    Path("policy.quarl").touch()
+    assert refused(capsys, "inspect", "p.tflite").endswith(
+        "p.tflite is a file of TensorFlow, which is not read: name policy.quarl"
+    )
+
+
+def test_an_onnx_file_shows_its_policy_or_why_it_is_none(files: Path, capsys):
+    rows = inspected(files / "p.onnx", "--head", "argmax")["rows"]
+    assert "showing its constant matrices" not in capsys.readouterr().out
+    assert [row["layer"] for row in rows] == ["net.0", "net.1"]
+    rows = inspected(files / "p.onnx")["rows"]
+    assert "fits several heads; choose one of --head" in capsys.readouterr().out
+    assert [row["layer"] for row in rows] == ["net.0.weight", "net.1.weight"]
+    assert "--head sin does not fit" in refused(capsys, "inspect", str(files / "p.onnx"), "--head", "sin")
 
 
 @pytest.mark.slow

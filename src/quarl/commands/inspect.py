@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from quarl.calibration import Calibrated, quantize, round_layers
 from quarl.commands import model, terminal
 from quarl.config import InspectConfig
-from quarl.errors import UnsupportedError
+from quarl.errors import QuarlError, UnsupportedError
 from quarl.evaluation import record
 from quarl.files import staged, write_bytes
 from quarl.inert.zip import Opened
@@ -54,21 +54,23 @@ def run(config: InspectConfig) -> int:
 def _read(config: InspectConfig, words: Sequence[str]) -> _Model:
     file = Opened(path := find.named(words, config.folder))
     kind = weights_only.recognize(file)
-    if kind and not (kind == "onnx" and config.head):
+    stated = config.stated()
+    is_plain = not any(stated.values())
+    if kind in ("safetensors", "torch") and is_plain:
         return _Model(path, None, weights_only.read_weights(file, kind))
     try:
         policy = load.read(
-            path, words[0] if config.folder is not None else "", config.normalize, config.frame_stack, **config.stated()
+            path, words[0] if config.folder is not None else "", config.normalize, config.frame_stack, **stated
         )
-    except UnsupportedError as error:
-        if not path.is_file() or is_script(file.names):
+    except QuarlError as error:
+        # The weights of an ONNX file do not depend on its head, so they are shown without one as well.
+        if kind == "onnx" and (is_plain or isinstance(error, UnsupportedError)):
+            layers, shown = weights_only.read_weights(file, kind), "its constant matrices"
+        elif isinstance(error, UnsupportedError) and path.is_file() and not is_script(file.names):
+            layers, shown = weights_only.read_model(file), "all weights in the file"
+        else:
             raise
-        return _Model(
-            path,
-            None,
-            weights_only.read_model(file),
-            f"Not a policy that QuaRL can run ({error}): showing all weights in the file.",
-        )
+        return _Model(path, None, layers, f"Not a policy that QuaRL can run ({error}): showing {shown}.")
     return _Model(path, policy, of_policy(policy))
 
 

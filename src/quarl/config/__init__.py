@@ -95,8 +95,8 @@ class InspectConfig(ModelConfig):
     examples = ("quarl inspect model.zip --bits 8 -o weights", "quarl inspect model.zip out/int8.safetensors")
 
     model: Positional[Annotated[tuple[str, ...], shown("MODEL ...")]] = ()
-    """Model as for other verbs, or a file of weights: .safetensors, .pt, .onnx, .tflite or a frozen TensorFlow .pb.
-    Several are compared; with -f FOLDER, give words ALGO/ENV.
+    """Model as for other verbs, or a file of weights: .safetensors, .pt or .onnx. Several are compared; with -f FOLDER,
+    give words ALGO/ENV.
     """
     bits: Annotated[str, shown("BITS"), QUANTISATION] = "8"
     """Precision: fp16, bf16, an integer 2..32, or wNaM. A policy that is already quantized keeps its own."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
@@ -186,8 +185,8 @@ def read(content: bytes, where: str) -> dict[str, Any]:
     begin = content.find(BEGIN.encode())
     if begin < 0:
         raise QuarlError(
-            f"{where} holds no contract: quarl export did not write it, or it is damaged; "
-            f"quarl inspect {os.path.basename(where)} may show its weights"
+            f"{where} holds no contract: quarl export did not write it, or it is damaged; name the model that it was "
+            "made from"
         )
     seal = SEAL.search(content, begin, begin + MOST_INSIDE)
     whole = seal and sha256(content[: seal.start(1)] + OPEN.encode() + content[seal.end(1) :])

@@ -18,7 +18,7 @@ MAX_BYTES = 2**30
 zip of an ActorQ learner 300."""
 MAX_VALUES = 200_000
 """Largest number of pickle operations, protocol buffer fields, JSON values, operators and tensors. A Stable-Baselines 2
-agent has up to 1,000, the JSON of a Stable-Baselines3 zip 400, a frozen graph a few thousand."""
+agent has up to 1,000, the JSON of a Stable-Baselines3 zip 400."""
 SPELT_OUT, SMALL_COPIES = 64, 2**24
 """Bytes that may be created for each byte read, and for any file: float32 takes 16 times the space of 2-bit codes."""
 MAX_OPERATORS, MAX_NUMBERS, MAX_PRODUCTS = 1024, 2**22, 2**28

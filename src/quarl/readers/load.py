@@ -72,6 +72,10 @@ def _read(
     file: Opened, algo: str, normalize: str | Path | None, frame_stack: int | None, stated: Mapping[str, Any]
 ) -> Policy | QuantizedPolicy:
     start, path = file.start or file.contents(), file.path
+    if start[4:8] == b"TFL3" or path.suffix in (".tflite", ".pb"):
+        beside = path.with_name("policy.quarl")
+        source = beside if beside.is_file() else "the .quarl or .safetensors policy or the model that it was made from"
+        raise QuarlError(f"{path} is a file of TensorFlow, which is not read: name {source}")
     if file.is_zip and is_script(file.names):
         if normalize is not None or algo or any(stated[name] for name in ("output", "fix", "activation")):
             raise QuarlError(f"{path} is TorchScript, which defines all but its head: give it no option but --head")
@@ -105,8 +109,7 @@ def _read(
         return sb3.read_zip(file, algo.lower(), normalize, frame_stack)
     if start.startswith((b"PK", b"\x80")) or path.suffix == ".pkl":
         return sb2.read_sb2(file, algo, normalize, frame_stack)
-    weights = f"; quarl inspect {path.name} may show its weights" if kind else ""
-    raise QuarlError(f"{path} is not {KINDS}{weights or '; check the path'}")
+    raise QuarlError(f"{path} is not {KINDS}; check the path")
 
 
 def contents(path: Path) -> bytes:

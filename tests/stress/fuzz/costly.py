@@ -25,7 +25,7 @@ from quarl import checkpoint_file
 from quarl.runs import checkpoint
 from sb3_archives import saved, unzipped, zipped
 from stress.fuzz import foreign as other
-from stress.fuzz import frozen, mutate, seeds
+from stress.fuzz import mutate, seeds
 from stress.fuzz.pickles import Call, Name, pickled
 from stress.fuzz.seeds import ENV
 from stress.hostile.sizes import edited
@@ -202,9 +202,7 @@ def sparse(rng: random.Random, folder: Path) -> Path:
     begin = {
         "m.safetensors": len(header).to_bytes(8, "little") + header,
         "policy.quarl": seeds.artefact(quantized=False),
-        "m.tflite": other.tflite_files()[0],
         "m.onnx": other.onnx_files()[0],
-        "m.pb": frozen.graph(),
         "m.pt": other.torch_files()[0],
         "agent.zip": seeds.sb3_agent(),
         f"{ENV}.pkl": seeds.sb2_pickle("ppo2"),
@@ -221,16 +219,14 @@ def names(rng: random.Random, folder: Path) -> Path:
     piece = rng.choice(("a", "é", "層", "\x1b[31m", "</td><script>", "$x^{$", "|", "[red]", "\n", "\u202e", "x" * 999))
     name = (piece * size(rng, 1, 1e5))[:100_000]
     tensors = {f"{name}.weight": torch.ones(2, 3), f"{name}.bias": torch.zeros(2)}
-    match rng.randrange(4):
+    match rng.randrange(3):
         case 0:
             return put(folder, "m.pt", saved(tensors))
         case 1:
             import safetensors.torch  # here: only this kind needs it
 
             return put(folder, "m.safetensors", safetensors.torch.save(tensors))
-        case 2:
-            return put(folder, "m.onnx", _onnx(name, 1))
-    return put(folder, "m.pb", frozen.node("p", "MatMul", "x", name) + frozen.constant(name, np.ones((3, 2), "f4")))
+    return put(folder, "m.onnx", _onnx(name, 1))
 
 
 def _onnx(name: str, count: int) -> bytes:
@@ -315,15 +311,13 @@ def tensors(rng: random.Random, folder: Path) -> Path:
 def parts(rng: random.Random, folder: Path) -> Path:
     """Many members, nodes, fields, operators or entries, each small."""
     count = size(rng, 100, 2e5)
-    match rng.randrange(5):
+    match rng.randrange(4):
         case 0:
             arrays = {f"model/a{n}/w:0.npy": seeds.npy(np.ones((2, 2), np.float32)) for n in range(min(count, 9000))}
             return put(folder, "agent.zip", zipped({**unzipped(seeds.sb2_zip("a2c")), "parameters": zipped(arrays)}))
         case 1:
             return put(folder, "m.onnx", _onnx("w", min(count, 50_000)))
         case 2:
-            return put(folder, "m.pb", b"".join(frozen.node(f"p{n}", "MatMul", "x", "w") for n in range(count)))
-        case 3:
             header = {f"t{n}.weight": {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]} for n in range(count)}
             text = json.dumps(header).encode()
             return put(folder, "m.safetensors", len(text).to_bytes(8, "little") + text + bytes(4))

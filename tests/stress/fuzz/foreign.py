@@ -6,38 +6,27 @@ import io
 import json
 import pickletools
 import random
-import struct
 from collections import deque
-from typing import Any
 
 import numpy as np
 import onnx
 import safetensors
 import safetensors.numpy
 import torch
-from ai_edge_litert import schema_py_generated as schema
 from onnx import helper, numpy_helper
 
 from quarl.calibration import quantize
-from quarl.engines import litert
 from quarl.engines.onnx import write
 from quarl.inert import zip as container
+from quarl.policy.graph import ActionHead, Policy
+from quarl.policy.operators import mlp
 from quarl.quant.spec import QuantSpec
-from quarl.readers.weights_only import frozen
 from sb3_archives import saved
 from stress.fuzz import mutate, seeds
-from stress.fuzz.frozen import graph, protobuf
-
-frozen_inside = onnx_inside = protobuf
-PRECISIONS = ("fp32", "fp16", "int8", "int4")
-
-
-def policies() -> list[Any]:
-    return [quantize(seeds.float_policy(), QuantSpec.parse(bits, scheme="per-channel")) for bits in PRECISIONS]
 
 
 def onnx_files() -> tuple[bytes, ...]:
-    """A policy at several precisions, and a graph of operators that QuaRL does not write."""
+    """Policies, of which one is read as such, and a graph of operators that QuaRL does not write."""
     rng = np.random.default_rng(0)
     arrays = {
         "w": rng.integers(-9, 9, (3, 4)).astype(np.int8),
@@ -45,6 +34,8 @@ def onnx_files() -> tuple[bytes, ...]:
         "z": np.zeros(4, np.int8),
         "r": rng.standard_normal((1, 16, 4)).astype(np.float32),
         "c": rng.standard_normal((2, 3, 1, 1)).astype(np.float16),
+        "a": rng.standard_normal((4, 3)).astype(np.float32),
+        "b": rng.standard_normal((2, 4)).astype(np.float32),
     }
     nodes = [
         helper.make_node("DequantizeLinear", ["w", "s", "z"], ["d"], axis=1),
@@ -56,46 +47,18 @@ def onnx_files() -> tuple[bytes, ...]:
     ends = [helper.make_tensor_value_info(name, 1, None) for name in ("x", "y")]
     constants = [numpy_helper.from_array(array, name) for name, array in arrays.items()]
     other = helper.make_model(helper.make_graph(nodes, "g", ends[:1], ends[1:], constants))
-    return (*(write(policy, 1) for policy in policies()), other.SerializeToString())
+    floats = [quantize(seeds.float_policy(), QuantSpec.parse(bits)) for bits in ("fp32", "fp16")]
+    tanh = Policy(
+        observation_shape=(3,),
+        ops=tuple(mlp([("a", arrays["a"], arrays["s"]), ("b", arrays["b"], arrays["s"][:2])], "tanh")),
+        head=ActionHead("argmax"),
+    )
+    policies = [*floats, quantize(tanh, QuantSpec.parse("fp32"))]
+    return (*(write(policy, 1) for policy in policies), other.SerializeToString())
 
 
 def onnx_opens(data: bytes) -> None:
     onnx.load_model_from_string(data)
-
-
-def tflite_files() -> tuple[bytes, ...]:
-    return tuple(litert.write(policy) for policy in policies())
-
-
-def tflite_inside(rng: random.Random, data: bytes) -> bytes:
-    """The file with one to four of its numbers, which may be offsets, lengths or scales, changed in place."""
-    out = bytearray(data)
-    for _ in range(rng.randrange(1, 5)):
-        form = rng.choice(("<B", "<H", "<I", "<I", "<Q", "<f"))
-        size = struct.calcsize(form)
-        at = rng.randrange(8, len(out) - size) // size * size
-        old = struct.unpack_from(form, out, at)[0]
-        if form == "<f":
-            struct.pack_into(form, out, at, rng.choice((0.0, -1.0, 1e38, float("inf"), float("nan"))))
-            continue
-        top = 2 ** (8 * size)
-        value = rng.choice((0, 1, top - 1, top // 2, old + rng.randrange(-8, 9), old * 2, rng.randrange(top)))
-        struct.pack_into(form, out, at, value % top)
-    return bytes(out)
-
-
-def tflite_opens(data: bytes) -> None:
-    assert data[4:8] == b"TFL3"
-    model = schema.Model.GetRootAs(data)
-    assert 4 * model.Subgraphs(0).OperatorsLength() < len(data)
-
-
-def frozen_files() -> tuple[bytes, ...]:
-    return (graph(),)
-
-
-def frozen_opens(data: bytes) -> None:
-    assert all(isinstance(node, memoryview) for node in frozen.grouped(memoryview(data)).get(1, []))
 
 
 def torch_files() -> tuple[bytes, ...]:

@@ -32,7 +32,7 @@ from quarl.readers.weights_only import read_model
 from quarl.report import schema, tables, weight_figures
 from quarl.runs import checkpoint
 from sb3_archives import zipped
-from stress.fuzz import agents, mutate, seeds
+from stress.fuzz import agents, mutate, protobuf, seeds
 from stress.fuzz import foreign as other
 
 ENV = "CartPole-v1"
@@ -145,24 +145,10 @@ def parsers() -> dict[str, Parser]:
         ),
         Parser(
             "onnx",
-            lambda d, f: weights_only.read_weights(_put(d, f, "m.onnx")),
-            other.onnx_inside,
+            lambda d, f: _network(_put(d, f, "m.onnx")),
+            protobuf.message,
             other.onnx_opens,
             other.onnx_files(),
-        ),
-        Parser(
-            "tflite",
-            lambda d, f: weights_only.read_weights(_put(d, f, "m.tflite"), "tflite"),
-            other.tflite_inside,
-            other.tflite_opens,
-            other.tflite_files(),
-        ),
-        Parser(
-            "frozen",
-            lambda d, f: weights_only.read_weights(_put(d, f, "m.pb")),
-            other.frozen_inside,
-            other.frozen_opens,
-            other.frozen_files(),
         ),
     )
     return {row.name: row for row in rows}
@@ -195,12 +181,20 @@ def use(loaded: Any, name: str = "fuzzed") -> None:
             plt.close("all")
 
 
+def _network(path: Path) -> Any:
+    """The policy of an .onnx file, otherwise its constant matrices."""
+    try:
+        return load.read(path, head="raw")
+    except UnsupportedError:
+        return weights_only.read_weights(path)
+
+
 def read_any(path: Path) -> Any:
     """What `quarl inspect` makes of the file or folder: weights where it is no policy; or what `--resume` does."""
     if path.name.startswith("checkpoint-"):
         return checkpoint.restore(checkpoint.load_latest(path.parent), seeds.learner())
     if kind := weights_only.recognize(path):
-        return weights_only.read_weights(path, kind)
+        return _network(path) if kind == "onnx" else weights_only.read_weights(path, kind)
     try:
         return load.read(path)
     except UnsupportedError:

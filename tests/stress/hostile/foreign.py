@@ -11,20 +11,18 @@ from pathlib import Path
 import numpy as np
 import onnx
 import torch
-from ai_edge_litert import schema_py_generated as schema
 from onnx import helper, numpy_helper
 from torch import nn
 
 from sb3_archives import unzipped, zipped
 from stress.fuzz import foreign as other
-from stress.fuzz.frozen import constant, field, floats, listed, node, varint
 from stress.fuzz.pickles import pickled
+from stress.fuzz.protobuf import varint
 from stress.hostile.pickles import payloads
 
 Files = dict[str, bytes]
 Row = tuple[str, str, Files]
 SIZES = "absurd sizes"
-PRODUCT = node("p", "MatMul", "x", "w")
 
 
 def rows(canary: Path) -> Iterator[Row]:
@@ -32,8 +30,6 @@ def rows(canary: Path) -> Iterator[Row]:
     yield from _torch(canary)
     yield from _script()
     yield from _onnx()
-    yield from _frozen()
-    yield from _tflite()
     yield from _safetensors()
 
 
@@ -187,55 +183,6 @@ def _nested(number: int, depth: int) -> bytes:
         parts.append(head)
         length += len(head)
     return b"".join(reversed(parts))
-
-
-def _frozen() -> Iterator[Row]:
-    terabyte = listed("float32", (2**20, 2**10), 5, floats(1.0))
-    fill = b"".join(
-        constant(f"w{n}", listed("float32", (2**10, 2**10), 5, floats(1.0))) + node(f"p{n}", "MatMul", "x", f"w{n}")
-        for n in range(500)
-    )
-    for name, data in {
-        "length": b"\x0a" + varint(2**64 - 1) + b"abc",
-        "lengths": b"\x0a\xfe\xff\xff\xff\x0f" * 100_000,
-        "number": b"\x0a" + b"\xff" * 100_000,
-        "fill": constant("w", terabyte) + PRODUCT,
-        "fill-together": fill,
-        "shape": constant("w", listed("float32", (2**40, 2**40), 5, floats(1.0))) + PRODUCT,
-    }.items():
-        yield SIZES, f"frozen-{name}", {"m.pb": data}
-    many = node("n", "NoOp") * 200_000
-    reads = b"".join(node(f"i{n}", "Identity", f"i{n + 1}") for n in range(20_000))
-    for name, data in {
-        "nested": _nested(1, 50_000),
-        "fields": b"\x10\x00" * 2**21,
-        "nodes": many,
-        "half-numbers": constant("w", listed("float16", (2**10, 2**11), 13, b"\x01" * 2**21)) + PRODUCT,
-        "chain": reads + node("p", "MatMul", "x", "i0") * 1000,
-        "circle": node("w", "Identity", "w") + PRODUCT,
-        "attributes": field(1, field(1, "w") + field(2, "Const") + field(5, b"") * 2**20) + PRODUCT,
-    }.items():
-        yield "exponential or quadratic work", f"frozen-{name}", {"m.pb": data}
-
-
-def _tflite() -> Iterator[Row]:
-    (valid, *_) = other.tflite_files()
-    model = schema.Model.GetRootAs(valid)
-    graph = model.Subgraphs(0)
-    for name, table, slot in (
-        ("operators", graph._tab, 10),
-        ("tensors", graph._tab, 4),
-        ("subgraphs", model._tab, 8),
-        ("codes", model._tab, 6),
-        ("shape", graph.Tensors(1)._tab, 4),
-    ):
-        at = table.Vector(table.Offset(slot)) - 4  # where the vector's length is
-        for kind, length in (("huge", 2**32 - 1), ("long", len(valid) // 4 - 1)):
-            data = bytearray(valid)
-            data[at : at + 4] = length.to_bytes(4, "little")
-            yield SIZES, f"tflite-{name}-{kind}", {"m.tflite": bytes(data)}
-    everywhere = b"\x08\x00\x00\x00TFL3" + b"\x04\x00\x00\x00" * 50_000
-    yield "exponential or quadratic work", "tflite-itself", {"m.tflite": everywhere}
 
 
 def _safetensors() -> Iterator[Row]:

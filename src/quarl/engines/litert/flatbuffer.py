@@ -178,7 +178,6 @@ class Model:
         self,
         source: int,
         output: int,
-        about: str = "",
         names: tuple[str, str] | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> bytes:
@@ -187,7 +186,6 @@ class Model:
         Args:
             source: Input tensor.
             output: Output tensor.
-            about: Description of the file.
             names: Names of the input and the output, in a file for any runtime: its tensors have names, and its
                 constants are inside the flatbuffer.
             metadata: Texts by name, which runtimes ignore.
@@ -196,7 +194,7 @@ class Model:
         inside = names is not None and self._fits_inside()
         network = tuple(self._tensors), tuple(self._operators), sizes, source, output
         named = () if names is None else self._names(dict(zip((source, output), names, strict=True)))
-        content, offsets, places = _head(*network, named, about, inside, tuple((metadata or {}).items()))
+        content, offsets, places = _head(*network, named, inside, tuple((metadata or {}).items()))
         head = bytearray(content)
         for tensor, scale in self._scales.items():
             head[places[tensor] : places[tensor] + scale.nbytes] = scale.tobytes()
@@ -244,7 +242,6 @@ def _head(
     source: int,
     output: int,
     names: tuple[str, ...],
-    about: str,
     inside: bool,
     metadata: tuple[tuple[str, str], ...],
 ) -> tuple[bytes, tuple[int, ...], dict[int, int]]:
@@ -257,7 +254,6 @@ def _head(
         source: Input tensor.
         output: Output tensor.
         names: Names of the tensors; empty if they have none.
-        about: Description of the file.
         inside: Constants belong to the flatbuffer.
         metadata: Texts by name.
 
@@ -284,8 +280,7 @@ def _head(
     # Buffer 0 is empty by convention, constants follow, and texts come last.
     entries = [schema.MetadataT(name, len(buffers) + number) for number, (name, _) in enumerate(metadata)]
     buffers += [schema.BufferT(data=np.frombuffer(text.encode(), np.uint8)) for _, text in metadata]
-    texts: dict[str, Any] = {"description": about or None, "metadata": entries or None}
-    model = schema.ModelT(version=3, operatorCodes=wanted, subgraphs=[graph], buffers=buffers, **texts)
+    model = schema.ModelT(version=3, operatorCodes=wanted, subgraphs=[graph], buffers=buffers, metadata=entries or None)
     builder = flatbuffers.Builder(4096)
     builder.Finish(model.Pack(builder), b"TFL3")
     content = bytes(builder.Output())

@@ -24,7 +24,6 @@ from quarl.policy import operators
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, readers, shapes
 from quarl.policy.grids import pixel_grid
 from quarl.policy.operators import OBSERVATION, Linear, Op, QuantizedTensor
-from quarl.readers.weights_only.named_tensors import MULTIPLIERS
 
 
 def write(
@@ -99,12 +98,11 @@ class Lowering:
                 self.model.scope = op.name
                 self.values[op.name] = LOWERINGS[type(op)](self, op)
         output = self.real(self.policy.output)
-        about = MULTIPLIERS if self.policy.grids else ""
         if not acts:
-            return self.model.to_bytes(self.source, output, about, metadata=metadata)
+            return self.model.to_bytes(self.source, output, metadata=metadata)
         self.model.scope = "action"
         output = elementwise.action(self.model, self.policy.head, output)
-        return self.model.to_bytes(self.source, output, about, (OBSERVATION, "output"), metadata)
+        return self.model.to_bytes(self.source, output, (OBSERVATION, "output"), metadata)
 
     def plain(self, name: str) -> int:
         """Return the float32 tensor of a value, with the axes of the policy."""

@@ -27,9 +27,9 @@ AXES_AS_INPUT_SINCE = {"ReduceMax": 18, "ReduceMean": 18, "ReduceMin": 18, "Redu
 class File:
     """A graph under construction; every tensor is known by its name."""
 
-    def __init__(self, about: str, metadata: Mapping[str, str] | None = None) -> None:
-        """Start a file with the description `about` and texts by name."""
-        self._about, self._metadata = about, metadata or {}
+    def __init__(self, metadata: Mapping[str, str] | None = None) -> None:
+        """Start a file with texts by name."""
+        self._metadata = metadata or {}
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, onnx.TensorProto] = {}
 
@@ -103,7 +103,6 @@ class File:
             opset_imports=[helper.make_opsetid("", opset)],
             ir_version=helper.find_min_ir_version_for([helper.make_opsetid("", opset)]),
             producer_name="quarl",
-            doc_string=self._about,
         )
         helper.set_model_props(model, dict(self._metadata))
         return bytes(model.SerializeToString())

@@ -26,7 +26,6 @@ from quarl.policy import operators
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, shapes
 from quarl.policy.grids import EXACT
 from quarl.policy.operators import OBSERVATION, Linear, Op, QuantizedTensor, as_float32
-from quarl.readers.weights_only.named_tensors import MULTIPLIERS
 
 OUTPUT = "output"
 NIBBLE_SHIFT = 8
@@ -85,7 +84,7 @@ class Translation:
         self.static = policy.spec.mode == "static"
         self.shapes = shapes(policy)
         self.final = final_linear(policy)
-        self.file = File(MULTIPLIERS if policy.grids else "", metadata)
+        self.file = File(metadata)
         self.values: dict[str, str | Codes] = {OBSERVATION: OBSERVATION}
         self.rows: dict[str, tuple[str, str, str]] = {}
         """Quantized rows by tensor: two layers may read the same value."""
