@@ -89,17 +89,6 @@ def version(package: str) -> str | None:
         return None
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    """Return (1, 0, 50) for "1.0.50" or "1.0.50+local"; a part that is not a number ends it."""
-    parts: list[int] = []
-    for part in text.partition("+")[0].split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        parts.append(int(digits))
-    return tuple(parts)
-
-
 def package_folder(name: str) -> Path | None:
     """Return the folder of an installed package without importing it; None if it is not installed."""
     spec = importlib.util.find_spec(name)

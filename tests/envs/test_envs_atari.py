@@ -92,7 +92,7 @@ def test_an_id_is_understood_before_the_package_is_imported_and_nothing_is_print
 
 @pytest.mark.parametrize("env_id", ["PongNoFrameskip-v4", "BreakoutNoFrameskip-v4"])
 def test_300_steps_of_training_are_stable_baselines3_s_bit_for_bit(env_id: str):
-    ours = make_environments(Environment.from_file(env_id, recipe().environment), recipe(n_envs=2), "dummy")
+    ours = make_environments(Environment.from_file(env_id, recipe().environment), recipe(n_envs=2))
     reference = theirs(env_id, 2, seed=5)
     ours.seed(5)
     assert ours.observation_space == reference.observation_space

@@ -175,11 +175,3 @@ def test_fine_tuning_for_a_precision_leaves_integers(runs: dict[str, Path], tmp_
     assert policy.provenance.wrappers == ((ATARI, {}), (STACK, {"n_stack": 4}))
     engine = engines.load(policy, "litert", batch=1)
     assert engine.measured
-
-
-def test_training_can_take_either_way_of_stepping_games(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    for vec_env, said in (("native", True), ("dummy", False)):
-        assert main(words("a2c", "--vec-env", vec_env, "-f", tmp_path / vec_env)) == 0
-        assert ("ale-py's own vector environment" in capsys.readouterr().err) == said
-    one, other = (load.read(tmp_path / f"{name}/a2c/{PONG}_1") for name in ("native", "dummy"))
-    assert one.provenance == other.provenance

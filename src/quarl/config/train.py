@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from quarl.config.base import Normalize, check_folder
 from quarl.config.learner_options import LearnerOptions
@@ -31,17 +31,13 @@ class TrainConfig(LearnerOptions):
     examples = ("quarl train --algo ppo --env CartPole-v1 -n 50000 --qat w4a8", "quarl train --algo ppo --resume")
     learners: ClassVar[tuple[str, ...]] = LEARNERS
     new: ClassVar[tuple[str, ...]] = (*LearnerOptions.new, "algo", "env", "folder")
-    free: ClassVar[tuple[str, ...]] = (*LearnerOptions.free, "vec_env", "threads")
+    free: ClassVar[tuple[str, ...]] = (*LearnerOptions.free, "threads")
     qat_options: ClassVar[tuple[str, ...]] = (*QAT_OPTIONS, "edge_bits")
 
     algo: Annotated[str, shown("NAME")] = "ppo"
     """Learner: ppo, a2c, dqn, ddpg, td3, sac or d4pg."""
     n_envs: Annotated[int | None, shown("N", default="RL Zoo's, or 1"), ENVIRONMENT, AT_LEAST_ONE] = None
-    """Number of environments that are stepped in parallel."""
-    vec_env: Annotated[Literal["auto", "dummy", "native"], ENVIRONMENT] = "auto"
-    """Stepping of the environments: one after the other (dummy), or Atari games in threads of their emulator (native).
-    auto is native for at least two environments of a game that behaves the same there.
-    """
+    """Number of environments side by side."""
     qat: Annotated[str | None, shown("BITS", default="train in float32")] = None
     """Precision to train for: 8, or wNaM for N-bit weights with M-bit activations, 2..16, or wN with float activations.
     A suffix eK sets the bits of the first and last layers.

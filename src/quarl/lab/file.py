@@ -47,7 +47,7 @@ SET_BY_CELLS = (
 )
 """Options of `quarl actorq` that a cell sets itself."""
 ACTORQ = tuple(field.name for field in dataclasses.fields(ActorQConfig) if field.name not in SET_BY_CELLS)
-TRAIN = ("n_envs", "vec_env", "learner_dtype", "eval_freq", "eval_episodes", "save_freq", "threads", "device")
+TRAIN = ("n_envs", "learner_dtype", "eval_freq", "eval_episodes", "save_freq", "threads", "device")
 """Options of `quarl train` that a policy may set for its trainings."""
 OF_METHOD: Mapping[str, tuple[str, ...]] = {
     "fp32": (),

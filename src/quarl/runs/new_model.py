@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -23,38 +23,32 @@ from quarl.envs.bound import LONGEST, is_limited
 from quarl.envs.checked import Checked, held
 from quarl.envs.environment import Environment
 from quarl.envs.spaces import fits, fitting
-from quarl.envs.suites import ATARI, suite_of
+from quarl.envs.suites import suite_of
 from quarl.errors import QuarlError, UnsupportedError, note
 from quarl.readers.plain_spaces import Box, from_live, observation_box
 from quarl.runs.hyperparameters import Recipe, RunOptions
 from quarl.runs.trained_agent import act_before_learning
 from quarl.specs import LEARNERS
 
-VecEnvName = Literal["auto", "dummy", "native"]
 Say = Callable[[str], None]
 
 
-def make_environments(
-    environment: Environment, recipe: Recipe, vec_env: VecEnvName = "auto", say: Say = lambda line: None
-) -> VecEnv:
+def make_environments(environment: Environment, recipe: Recipe, say: Say = lambda line: None) -> VecEnv:
     """Make `recipe.n_envs` environments side by side, as the zoo wraps them: returns are counted inside its wrappers.
 
     Args:
         environment: the environment.
         recipe: how many of them, and how they are normalized.
-        vec_env: dummy steps one after the other; native is the emulator's own way to step Atari games, in threads, and
-            auto takes it if it plays the same game.
-        say: hears which one was taken.
+        say: hears of an environment without a time limit.
 
     Returns:
         The vector environment.
 
     Raises:
-        QuarlError: The environment cannot be made, normalized, or stepped in the emulator's own way.
+        QuarlError: The environment cannot be made or normalized.
     """
-    if (env := _native(environment, recipe.n_envs, vec_env, say)) is None:
-        env = DummyVecEnv([lambda: Checked(environment.make(inside=(Monitor,)))] * recipe.n_envs)
-        _tell_of_no_limit(env.envs[0], say)
+    env = DummyVecEnv([lambda: Checked(environment.make(inside=(Monitor,)))] * recipe.n_envs)
+    _tell_of_no_limit(env.envs[0], say)
     if recipe.normalize is None:
         return env
     try:
@@ -62,26 +56,6 @@ def make_environments(
     except (TypeError, ValueError, AssertionError) as error:
         env.close()
         raise QuarlError(f"normalize is {dict(recipe.normalize)}: {str(error).partition(chr(10))[0]}") from None
-
-
-def _native(environment: Environment, num_envs: int, vec_env: VecEnvName, say: Say) -> VecEnv | None:
-    """Return the emulator's threads.
-
-    None if another kind is requested, or if auto finds that they play another game.
-    """
-    fast = num_envs > 1 and environment.env_id in ATARI.ids
-    if vec_env == "dummy" or (vec_env == "auto" and not fast):
-        return None
-    from quarl.envs.atari_vector import Unfit, make_native  # imported here: only Atari needs it
-
-    try:
-        env = make_native(environment, num_envs, same_game=vec_env == "auto")
-    except Unfit as error:
-        if vec_env == "native":
-            raise QuarlError(f"--vec-env native: {error}; use --vec-env dummy") from None
-        return None
-    say("environments: ale-py's own vector environment (--vec-env dummy steps Stable-Baselines3's)")
-    return env
 
 
 def check_environment(algo: str, environment: Environment, learners: Sequence[str] = LEARNERS) -> None:

@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import Any
+from typing import Any, cast
 
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
@@ -48,7 +48,7 @@ class Training:
         self.config = config = options.config
         self._folder, self.n_timesteps = options.folder, options.recipe.n_timesteps
         # environments and learner
-        env = make_environments(options.environment, options.recipe, config.vec_env, self._notes.append)
+        env = make_environments(options.environment, options.recipe, self._notes.append)
         with ExitStack() as stack:
             stack.callback(env.close)
             images = check_spaces(config.algo, options.environment.env_id, env).is_image
@@ -62,8 +62,7 @@ class Training:
             # checkpoints and evaluations
             self.checkpointer = AgentCheckpointer(self.model, self.folder, say, config.seed)
             self.evaluator = BestEvaluator(config, options.environment, self.folder, say)
-            if isinstance(env.unwrapped, DummyVecEnv):
-                self.evaluator.learners = env.unwrapped.envs[0]
+            self.evaluator.learners = cast("DummyVecEnv", env.unwrapped).envs[0]
             self.clock_before = self.checkpointer.resume() if config.resume else 0.0
             self.steps_before = self.model.num_timesteps
             # options with no effect

@@ -115,7 +115,7 @@ def study_document(config: SweepConfig) -> dict[str, Any]:
     )
     said = {field.name: getattr(config, field.name) for field in fields(config) if field.name in QAT_OPTIONS}
     # with the removed option, cells keep the names under which earlier sweeps measured them
-    options = {"qat_ranges": REMOVED["qat_ranges"]} | {
+    options = {"qat_ranges": REMOVED["qat_ranges"][0]} | {
         name: value for name, value in said.items() if value is not False
     }
     more = {PTQ: {}, DISTILL: {}, QAT: {"fine_tune": None if agent is None else 1.0, **options}}
