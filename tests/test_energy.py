@@ -14,8 +14,8 @@ import contracts
 import require
 from quarl import energy
 from quarl.cli import main, parse
-from quarl.config import ActorQConfig, PtqConfig
-from quarl.energy.sources import Counters, Gpus, ProcessorTime
+from quarl.config import ActorQConfig, PtqConfig, TrainConfig
+from quarl.energy.sources import Counters, ProcessorTime
 from quarl.errors import QuarlError
 from quarl.lab.methods.actorq import watch
 from quarl.report import schema
@@ -110,30 +110,6 @@ def test_without_counters_there_is_no_such_source(tmp_path):
     assert Counters.find(tmp_path / "nowhere") is None
 
 
-def test_gpus_count_in_millijoules_since_the_start():
-    class Nvml:
-        read = 0
-
-        def nvmlDeviceGetCount(self):
-            return 2
-
-        def nvmlDeviceGetHandleByIndex(self, index):
-            return index
-
-        def nvmlDeviceGetTotalEnergyConsumption(self, handle):
-            return 1_000_000 * handle + self.read
-
-        def nvmlShutdown(self):
-            self.read = None
-
-    nvml = Nvml()
-    source = Gpus(nvml)
-    nvml.read = 1500
-    assert (source.joules(), source.method) == (3.0, "NVML of 2 GPUs")
-    source.close()
-    assert nvml.read is None
-
-
 def test_grams_are_the_country_s_or_the_world_s(tmp_path):
     folder = tables(tmp_path, FRA=56.0)
     assert energy.grams_per_kwh(folder, None) == 400.0
@@ -162,6 +138,13 @@ def test_the_guess_needs_no_network_and_leaves_no_file(tmp_path, no_network):
     )
     assert meter.cost.joules > 0
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("device", "gpus", "lines"), [("cpu", 1, 0), ("auto", 0, 0), ("auto", 1, 1), ("cuda", 0, 1)])
+def test_a_run_that_may_use_a_gpu_reports_that_it_is_not_counted(device, gpus, lines, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(energy, "GPUS", tmp_path if gpus else tmp_path / "nowhere")
+    with energy.meter(TrainConfig(energy=True, energy_watts=1.0, device=device)):
+        assert capsys.readouterr().err.count("the joules of a GPU are not counted") == lines
 
 
 def test_what_is_not_asked_for_is_not_measured():

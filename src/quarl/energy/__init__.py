@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from quarl.energy.sources import JOULES_PER_KWH, Source, cpu_seconds, find
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, note
 from quarl.machine import package_folder
 from quarl.specs import EnergySpec
 
 __all__ = ["OFF", "Energy", "Meter", "cpu_seconds", "grams_per_kwh", "meter", "sentence"]
 WORLD = "world"
 """Placeholder if no country is given."""
+GPUS = Path("/proc/driver/nvidia/gpus")
+"""Folder in which Linux shows NVIDIA's GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,44 +48,43 @@ class Energy:
 class Meter:
     """A meter that counts from its creation."""
 
-    def __init__(self, sources: Sequence[Source] = (), country: str = WORLD, grams: float = 0.0) -> None:
+    def __init__(self, source: Source | None = None, country: str = WORLD, grams: float = 0.0) -> None:
         """Start counting.
 
         Args:
-            sources: Sources of energy; without any, nothing is measured.
+            source: Source of energy; None measures nothing.
             country: Country of the electricity.
             grams: Grams of CO2 per kilowatt-hour.
         """
-        self._sources, self._country, self._grams = sources, country, grams
-        self._began = cpu_seconds() if sources else 0.0
+        self._source, self._country, self._grams = source, country, grams
+        self._began = cpu_seconds() if source else 0.0
         self.cost: Energy | None = None
         """Total once the meter was stopped; None if nothing is measured."""
 
     @property
     def method(self) -> str | None:
         """Method of measurement; None if nothing is measured."""
-        return " + ".join(source.method for source in self._sources) or None
+        return self._source.method if self._source else None
 
     def joules(self) -> float | None:
         """Return the joules so far; None if nothing is measured."""
-        return sum(source.joules() for source in self._sources) if self._sources else None
+        return self._source.joules() if self._source else None
 
     def stop(self) -> None:
         """Read the meter for the last time."""
-        joules = self.joules()
-        if joules is None:
+        if self._source is None:
             return
+        joules = self._source.joules()
         self.cost = Energy(
             joules=joules,
             co2_g=joules / JOULES_PER_KWH * self._grams,
-            method=self.method or "",
-            watts=next((source.watts for source in self._sources if source.watts is not None), None),
+            method=self._source.method,
+            watts=self._source.watts,
             cpu_seconds=cpu_seconds() - self._began,
             country=self._country,
             grams_per_kwh=self._grams,
         )
-        for source in self._sources:
-            source.close()
+        self._source.close()
 
 
 OFF = Meter()
@@ -104,7 +105,9 @@ def meter(asked: EnergySpec) -> Iterator[Meter]:
     grams = grams_per_kwh(package, asked.energy_country)
     # a command without --device computes on the processor
     device: str = getattr(asked, "device", "cpu")
-    counting = Meter(find(asked.energy_watts, gpus=device != "cpu"), asked.energy_country or WORLD, grams)
+    if device not in ("cpu", "auto") or (device == "auto" and GPUS.is_dir()):
+        note("--energy measures the processor: the joules of a GPU are not counted")
+    counting = Meter(find(asked.energy_watts), asked.energy_country or WORLD, grams)
     try:
         yield counting
     finally:

@@ -1,4 +1,4 @@
-"""Sources of joules: counters of processor and GPUs, or processor time times watts."""
+"""Sources of joules: counters of the processor, or processor time times watts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import threading
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +37,14 @@ class Source(ABC):
         """Stop counting."""
 
 
-def find(watts: float | None, *, gpus: bool) -> Sequence[Source]:
-    """Return the sources that measure a run on this machine.
+def find(watts: float | None) -> Source:
+    """Return the source that measures a run on this machine.
 
-    watts: of a busy core, as stated; None reads the counters, and estimates if there are none. gpus: the run may use
-    them; if NVML counts their energy, all of them are counted.
+    watts: of a busy core, as stated; None reads the counters, and estimates if there are none.
     """
-    processor: Source | None = ProcessorTime(watts, "stated") if watts is not None else Counters.find(POWERCAP)
-    if processor is None:
-        processor = ProcessorTime(_guess(), "codecarbon's guess")
-    beside = Gpus.find() if gpus else None
-    return (processor,) if beside is None else (processor, beside)
+    if watts is not None:
+        return ProcessorTime(watts, "stated")
+    return Counters.find(POWERCAP) or ProcessorTime(_guess(), "codecarbon's guess")
 
 
 def cpu_seconds() -> float:
@@ -114,37 +110,6 @@ class Counters(Source):
         """Read often enough that no counter wraps around unnoticed."""
         while not self._closed.wait(SAMPLE_S):
             self.joules()
-
-
-class Gpus(Source):
-    """The energy counters of all NVIDIA GPUs, which count all work on the machine."""
-
-    def __init__(self, nvml: Any) -> None:
-        """Start counting; `nvml` is the initialized module."""
-        self._nvml = nvml
-        self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        self.method = f"NVML of {len(self._handles)} GPU{'s' if len(self._handles) > 1 else ''}"
-        self._began = self._millijoules()
-
-    @classmethod
-    def find(cls) -> Gpus | None:
-        """Return the counters of this machine's GPUs; None if there are none, or some that count no energy."""
-        try:
-            nvml = importlib.import_module("pynvml")  # codecarbon depends on it
-            nvml.nvmlInit()
-            gpus = cls(nvml)
-        except Exception:  # no module, no driver, no rights, no counters: nothing to count
-            return None
-        return gpus if gpus._handles else None
-
-    def joules(self) -> float:
-        return (self._millijoules() - self._began) / 1e3
-
-    def close(self) -> None:
-        self._nvml.nvmlShutdown()
-
-    def _millijoules(self) -> float:
-        return float(sum(map(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handles)))
 
 
 def _guess() -> float:
