@@ -3,38 +3,17 @@
 from __future__ import annotations
 
 import importlib
-import sys
+import platform
 from dataclasses import dataclass
 from typing import Annotated
 
+from quarl import __version__
 from quarl.commands import terminal
 from quarl.config import DoctorConfig
 from quarl.errors import MissingPackageError, QuarlError
-from quarl.machine import INT8_DOT, cpu_name, instruction_sets, memory_gib, usable_cores, version
+from quarl.machine import INT8_DOT, PACKAGES, cpu_name, instruction_sets, memory_gib, usable_cores, version
 from quarl.rows import Column, Row
 
-REQUIRED = ("numpy", "scipy", "ai-edge-litert", "gymnasium", "safetensors")
-EXTRAS = {
-    "train": ("torch", "stable-baselines3", "sb3-contrib"),
-    "onnx": ("onnx", "onnxruntime"),
-    "report": ("matplotlib", "jinja2"),
-    "box2d": ("box2d",),
-    "mujoco": ("mujoco",),
-    "pybullet": ("pybullet", "pybullet-envs-gymnasium"),
-    "atari": ("ale-py", "opencv-python-headless"),
-    "dm-control": ("dm-control",),
-    "robotics": ("gymnasium-robotics", "mujoco"),
-    "panda": ("panda-gym", "pybullet"),
-    "zoo": ("rl-zoo3",),
-    "cluster": ("ray",),
-    "energy": ("codecarbon",),
-    "hub": ("huggingface-hub",),
-    "tensorboard": ("tensorboard",),
-    "wandb": ("wandb",),
-    "trackio": ("trackio",),
-    "video": ("imageio", "imageio-ffmpeg", "pygame-ce"),
-}
-"""The distributions in each extra."""
 MAX_ERROR = 1e-3
 """Largest accepted error; a code on the other side of a rounding boundary moves the small policy's output by less."""
 
@@ -47,7 +26,7 @@ class Check(Row):
     check: Annotated[str, Column("check")]
     found: Annotated[str, Column("found")]
     ok: Annotated[bool, Column("", lambda ok: "ok" if ok else "!")]
-    """False if a requirement is missing or broken; an extra that is not installed is fine."""
+    """False if an engine is broken; one that is not installed is fine."""
     advice: Annotated[str, Column("advice")]
     """How to fix it, or its meaning; empty if there is no advice."""
 
@@ -63,7 +42,7 @@ def run(config: DoctorConfig) -> None:
 
 def examine() -> list[Check]:
     """Return all checks in reading order."""
-    return [*_hardware(), *_packages(), *_extras(), *_engines()]
+    return [*_hardware(), _packages(), *_engines()]
 
 
 def _hardware() -> list[Check]:
@@ -82,26 +61,11 @@ def _hardware() -> list[Check]:
     ]
 
 
-def _packages() -> list[Check]:
-    python = ".".join(map(str, sys.version_info[:3]))
-    rows = [Check("python", python, True, "")]
-    installed = {package: version(package) for package in REQUIRED}
-    return rows + [
-        Check(package, number or "missing", number is not None, "" if number else "pip install quarl")
-        for package, number in installed.items()
-    ]
-
-
-def _extras() -> list[Check]:
-    rows = []
-    for extra, packages in EXTRAS.items():
-        versions = {package: version(package) for package in packages}
-        missing = [package for package, number in versions.items() if number is None]
-        shown = ", ".join(f"{package} {number}" for package, number in versions.items() if number is not None)
-        if missing:
-            shown = f"{shown}, without {', '.join(missing)}" if shown else "not installed"
-        rows.append(Check(f"extra {extra}", shown, True, f"pip install 'quarl[{extra}]'" if missing else ""))
-    return rows
+def _packages() -> Check:
+    """Return the versions on which measured numbers depend; `pip check` and `pip list` know about the others."""
+    versions = {"python": platform.python_version(), "quarl": __version__}
+    versions |= {package: number for package in PACKAGES if (number := version(package)) is not None}
+    return Check("versions", ", ".join(f"{name} {number}" for name, number in versions.items()), True, "")
 
 
 def _engines() -> list[Check]:

@@ -151,7 +151,7 @@ class EnvsConfig(EnvironmentConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorConfig(Config):
-    """Check this machine: instruction sets, versions, extras, and combinations of versions known to be broken."""
+    """Check this machine: instruction sets, versions, and each engine against the reference."""
 
     verb: ClassVar[str] = "doctor"
     examples = ("quarl doctor --json doctor.json",)
