@@ -12,7 +12,7 @@ from rich.console import Console
 
 import contracts
 from quarl.lab import actorq_figures, actorq_reward_figures
-from quarl.report import process_figures, schema, style, tables
+from quarl.report import process_figures, schema, tables
 from quarl.report.figures import learning
 
 
@@ -209,35 +209,6 @@ def test_a_panel_a_task_has_a_line_a_run_at_its_own_ratio_and_the_target(against
     assert list(b.lines[1].get_ydata()) == [100.0, 100.0]
     assert [text.get_text() for text in a.get_legend().get_texts()] == ["torch fp32", "int8"]
     assert drawn.get_supxlabel() == name
-
-
-def test_ratios_have_a_line_an_arm_of_the_seeds_that_ran_at_several():
-    also = [
-        reward("a", "fp32", "torch", 0, 80.0, samples_per_insert=4.0),
-        reward("a", "int8", "litert", 0, 10.0, samples_per_insert=4.0, censored=True),
-    ]
-    (axes,) = actorq_reward_figures.ratios([*REWARDS, *also], "").axes
-    assert axes.get_title(loc="left") == "a"
-    lines = {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in axes.lines}
-    assert np.array(lines["int8"]) == pytest.approx(
-        np.array([(0.5, 1.0), (1.0, 10.0), (4.0, 10.0)])
-    )  # not the 40 seconds of seed 1
-    assert np.array(lines["torch fp32"]) == pytest.approx(np.array([(1.0, 160.0), (4.0, 80.0)]))
-    tips = sorted(arrow.xy for arrow in axes.texts)
-    assert tips == [(1.0, 240.0), (4.0, 15.0)]  # of those that were stopped
-    assert tips[0][1] < axes.get_ylim()[1]
-    hollow = [line.get_xydata()[0].tolist() for line in axes.lines if line.get_markerfacecolor() == style.PAPER]
-    assert sorted(hollow) == [[1.0, 160.0], [4.0, 10.0]]
-
-
-def test_a_line_of_several_seeds_goes_through_their_geometric_means():
-    also = [reward("a", "int8", "litert", seed, 20.0 * 4**seed, samples_per_insert=4.0) for seed in (0, 1)]
-    (axes,) = actorq_reward_figures.ratios([*REWARDS, *also], "").axes
-    (line,) = (line for line in axes.lines if line.get_label() == "int8")
-    assert line.get_xydata()[-2:] == pytest.approx(np.array([[1.0, 20.0], [4.0, 40.0]]))
-    points = [line.get_xydata()[0].tolist() for line in axes.lines if len(line.get_xydata()) == 1]
-    assert [4.0, 20.0] in points
-    assert [4.0, 80.0] in points
 
 
 def test_throughput_has_a_bar_an_arm_and_a_tick_where_it_was_predicted():

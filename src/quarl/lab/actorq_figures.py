@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 
 import numpy as np
@@ -46,14 +46,9 @@ def names(rows: Sequence[Fields]) -> Callable[[Fields], str]:
     return name
 
 
-def own_ratios(rows: Iterable[Fields]) -> dict[str, float]:
-    """Return each task's own samples per insert, those of its first row."""
-    return {task: members[0]["samples_per_insert"] for task, members in by(rows, itemgetter("task")).items()}
-
-
 def at_own_ratio(rows: Sequence[Fields]) -> list[Fields]:
-    """Return the rows at their task's own ratio; with free ratios, the measured ones."""
-    ratio_of = own_ratios(rows)
+    """Return the rows at their task's own ratio, that of its first row; with free ratios, the measured ones."""
+    ratio_of = {task: members[0]["samples_per_insert"] for task, members in by(rows, itemgetter("task")).items()}
     own = [row for row in rows if row["samples_per_insert"] == ratio_of[row["task"]] or row["part"] == "measured"]
     return [row for row in own if row["part"] in ("fixed", "measured")]
 

@@ -1,4 +1,4 @@
-"""Figures of time to reward: seconds at the tasks' own samples per insert and at others, learning curves."""
+"""Figures of time to reward: seconds at the tasks' own samples per insert, learning curves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from quarl.lab.actorq_figures import arm, at_own_ratio, bars, color, logarithmic, own_ratios, rank
+from quarl.lab.actorq_figures import arm, at_own_ratio, bars, color, logarithmic, rank
 from quarl.report import style
 from quarl.report.schema import Fields
 from quarl.rows import by
@@ -56,39 +56,6 @@ def times(rows: Sequence[Fields], title: str) -> Figure:
 
 
 @style.look()
-def ratios(rows: Sequence[Fields], title: str) -> Figure:
-    """Draw the seconds to the target against samples per insert, for tasks with several ratios and their seeds.
-
-    Each arm has a line through geometric means over seeds. Points are single runs. Hollow points with an arrow were
-    stopped at these seconds before they reached the target.
-    """
-    rows = [row for row in rows if row["part"] != "measured"]
-    ratio_of = own_ratios(rows)
-    others = {(row["task"], row["seed"]) for row in rows if row["samples_per_insert"] != ratio_of[row["task"]]}
-    tasks = by((row for row in rows if (row["task"], row["seed"]) in others), itemgetter("task"))
-    drawn, panels = _panels(list(tasks), title, "samples per insert", "seconds to the target")
-    for members, axes in zip(tasks.values(), panels, strict=True):
-        heights = [row["seconds"] for row in members]
-        for name, runs in by(sorted(members, key=lambda row: rank(arm(row))), arm).items():
-            at = by(sorted(runs, key=itemgetter("samples_per_insert")), itemgetter("samples_per_insert"))
-            means = [_mean(group)["seconds"] for group in at.values()]
-            axes.plot([*at], means, color=color(name), linewidth=1.1, label=name)
-            for row in runs:
-                place = (row["samples_per_insert"], row["seconds"])
-                face = style.PAPER if row["censored"] else color(name)
-                axes.plot(*place, "o", color=color(name), markersize=5, markerfacecolor=face)
-                if row["censored"]:
-                    heights.append(_arrow(axes, *place))
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sorted({row["samples_per_insert"] for row in members}))
-        style.plain(axes.xaxis)
-        logarithmic(axes, heights)
-    if panels:
-        panels[0].legend()
-    return drawn
-
-
-@style.look()
 def curves(pairs: Sequence[tuple[Fields, Curve]], title: str, against: str = "clock_s") -> Figure:
     """Draw the return of the learner's policy, with a line per run, a panel per task, and the target dashed.
 
@@ -103,8 +70,11 @@ def curves(pairs: Sequence[tuple[Fields, Curve]], title: str, against: str = "cl
     own = at_own_ratio([row for row, _ in pairs])
     members = [(row, curve) for row, curve in pairs if curve and row in own]
     tasks = by(members, lambda pair: pair[0]["task"])
-    drawn, panels = _panels(list(tasks), title, CLOCKS[against], "return")
-    for runs, axes in zip(tasks.values(), panels, strict=True):
+    drawn, panels = style.panels(
+        len(tasks), title, height=2.4, head=0.6, columns=COLUMNS, x=CLOCKS[against], y="return"
+    )
+    for (task, runs), axes in zip(tasks.items(), panels, strict=True):
+        axes.set_title(task)
         for name, lines in by(sorted(runs, key=lambda pair: rank(arm(pair[0]))), lambda pair: arm(pair[0])).items():
             for number, (_, curve) in enumerate(lines):
                 x, y = ([point[key] for point in curve] for key in (against, "return"))
@@ -113,14 +83,6 @@ def curves(pairs: Sequence[tuple[Fields, Curve]], title: str, against: str = "cl
     if panels:
         panels[0].legend()
     return drawn
-
-
-def _panels(tasks: Sequence[str], title: str, x: str, y: str) -> tuple[Figure, list[Axes]]:
-    """Return a figure with an empty panel per task, and one label for all panels' x and y."""
-    drawn, panels = style.panels(len(tasks), title, height=2.4, head=0.6, columns=COLUMNS, x=x, y=y)
-    for task, axes in zip(tasks, panels, strict=True):
-        axes.set_title(task)
-    return drawn, panels
 
 
 def _arrow(axes: Axes, x: float, top: float) -> float:

@@ -46,7 +46,7 @@ WINDOWS: Mapping[type[Row], Callable[[Sequence[Fields], str], Figure]] = {
     actorq_throughput.BreakdownRow: actorq_figures.breakdown,
 }
 """Figures of rows that were measured in windows."""
-FIGURES = ("bits", "throughput", "breakdown", "times", "curves", "curves-updates", "ratios")
+FIGURES = ("bits", "throughput", "breakdown", "times", "curves", "curves-updates")
 """Names of all figures of a report."""
 
 
@@ -118,8 +118,6 @@ def _figures(name: str, rows_by: Tables, curves: Sequence[actorq_reward.Curve]) 
         drawn.append(("times", "Seconds to the target.", actorq_reward_figures.times(rows, title)))
         for file, against in (("curves", "clock_s"), ("curves-updates", "updates")):
             drawn.append((file, "Learning curves.", actorq_reward_figures.curves(pairs, title, against)))
-    if len({row["samples_per_insert"] for row in rows}) > len({row["task"] for row in rows}):
-        drawn.append(("ratios", "Seconds at each samples per insert.", actorq_reward_figures.ratios(rows, title)))
     return drawn
 
 
