@@ -14,7 +14,7 @@ STUDIES := atari ptq low-bits spread d4pg qat-bits qat-bits-falling qat-bits-lon
 	$(addprefix actorq-,staleness final-return throughput wide breakdown time-to-reward free-ratio) $(addprefix weight-decay-,0 1e-4 1e-3 1e-2)
 SCRIPTS := latency actor-loop eval-speed fidelity parity qat-correctness qat-cost study-speed install-size verdicts gpu-actorq \
 	cluster-simulation go1
-BENCHES := $(addprefix bench-,$(STUDIES) auto cluster distill-pong drone kinds paper-ptq $(SCRIPTS))
+BENCHES := $(addprefix bench-,$(STUDIES) auto cluster distill-pong kinds paper-ptq $(SCRIPTS))
 # Trained agents in the zoo's layout; jobs and minutes of a call.
 AGENTS ?= ../shared/agents
 JOBS ?= 2
@@ -115,28 +115,6 @@ PONG ?= runs/pong/model.zip
 bench-distill-pong: $(VENV)/.dev
 	$(BIN)/quarl distill $(PONG) --env PongNoFrameskip-v4 --bits 4 2 --validation 10 --episodes 20 -o runs/distill-pong
 	$(BIN)/python benchmarks/results.py runs/distill-pong --command 'make bench-distill-pong'
-
-# two policies of the drone are trained, and the large one learns the actions of the first; the second, which arrives in more
-# than 95 % of flights in 2.5 s, flies those of 118 steps, too
-bench-drone: $(VENV)/.dev
-	for agent in '64-64-64 4000000 8' '256-256-256 3000000 5'; do \
-		set -- $$agent; out=runs/drone/agents/$$1; test -f $$out.zip && continue; \
-		$(BIN)/quarl train --algo ppo --env quarl/Quadrotor-v0 -n $$2 --seed 0 --n-envs 16 --eval-freq 0 --save-freq 0 -f $$out \
-			--params normalize:False n_steps:256 batch_size:512 n_epochs:$$3 learning_rate:lin_5e-4 \
-			"policy_kwargs:dict(net_arch=dict(pi=[$$(echo $$1 | tr - ,)], vf=[64,64,64]), activation_fn=nn.ReLU, log_std_init=-1)"; \
-		cp $$out/ppo/quarl-Quadrotor-v0_1/quarl-Quadrotor-v0.zip $$out.zip; \
-	done
-	test -f runs/drone/agents/4096-512-1024.zip || \
-		$(BIN)/python benchmarks/drone.py runs/drone/agents/64-64-64.zip runs/drone/agents/4096-512-1024.zip
-	for agent in '64-64-64 125' '256-256-256 125' '256-256-256 118' '4096-512-1024 125'; do for mode in dynamic static; do \
-		set -- $$agent; out=runs/drone/$$1-$$2-$$mode; test -f $$out.json && continue; \
-		$(BIN)/quarl ptq runs/drone/agents/$$1.zip --env quarl/Quadrotor-v0 --max-episode-steps $$2 --mode $$mode \
-			--bits fp32 8 4 int4e4 3 --episodes 1000 -o $$out --json $$out.json; \
-	done; done
-	test -f runs/drone/boards.json || $(STRESS).drone runs/drone/agents/64-64-64.zip runs/drone/agents/256-256-256.zip runs/drone/boards.json
-	test -f runs/drone/latency.json || $(BIN)/quarl bench latency runs/drone/agents/64-64-64.zip runs/drone/agents/256-256-256.zip \
-		runs/drone/agents/4096-512-1024.zip --runtime litert --json runs/drone/latency.json
-	$(BIN)/python benchmarks/results.py runs/drone --command 'make bench-drone'
 
 # two raylets on this machine, and the parts that bench-cluster-simulation makes more machines of
 bench-cluster: $(VENV)/.dev

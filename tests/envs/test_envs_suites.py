@@ -33,7 +33,6 @@ TASKS = [
     pytest.param("PongNoFrameskip-v4", "ale_py", id="atari"),
     pytest.param("HopperBulletEnv-v0", "pybullet_envs_gymnasium", id="pybullet"),
     pytest.param("HalfCheetah-v5", "mujoco", id="mujoco"),
-    pytest.param("quarl/Quadrotor-v0", "mujoco", id="quadrotor"),
     pytest.param("dm_control/cheetah-run-v0", "dm_control", id="dm-control"),
 ]
 

@@ -208,7 +208,6 @@ SUITES = (
         dm_control_muted,
         ids=tuple(TASKS),
     ),
-    Suite("mujoco", "quarl.envs.quadrotor", "mujoco", "quarl/Quadrotor-v0", ids=("quarl/Quadrotor-v0",)),
 )
 """All suites, one per row."""
 LISTED: Mapping[str, Suite] = {env_id: suite for suite in SUITES for env_id in suite.ids}
