@@ -134,7 +134,7 @@ def completed(lines, folder):
 @pytest.mark.slow
 def test_bash_completes_verbs_options_and_values(tmp_path):
     expected = {
-        "quarl p": {"ptq", "play", "push"},
+        "quarl p": {"ptq", "play"},
         "quarl study r": {"run", "report"},
         "quarl ptq --mo": {"--mode"},
         "quarl ptq a.zip --bits 8 --mode ": {"dynamic", "static"},

@@ -59,13 +59,6 @@ REFUSED = {
         "--auto --max-loss much": "--max-loss is 'much'; use a percentage between 0 and 100, as in 2%",
         "--auto --scheme default naive": "--auto requires a single --scheme, got default naive: keep one",
     },
-    "push": {
-        "ptq": "choose --repo ORG/NAME to publish, or --to FOLDER",
-        "ptq --repo me": "--repo is 'me'; use ORG/NAME",
-        "--to y": "DIR is missing",
-        ". --to y": ". is not a folder of quarl export or quarl ptq",
-        "ptq --rows broken.json --to y": "lack a field",
-    },
     "ptq": {
         "int8.quarl": "int8.quarl is already quantized (int8); give the float policy or use quarl eval",
         "policy.quarl -o ptq": "ptq holds results of another.quarl: choose another -o, or remove them",
@@ -135,7 +128,6 @@ def files(tmp_path_factory):
         (folder / name).parent.mkdir(parents=True)
         (folder / name).touch()
     (folder / "ptq" / "rows.json").write_text('{"model": "another.quarl"}')
-    (folder / "broken.json").write_text('{"command": "ptq", "rows": [{"precision": "int8"}]}')
     token_file(folder / "token", make=True)
     token_file(folder / "open", make=True).chmod(0o604)
     return folder

@@ -10,12 +10,9 @@ import pytest
 
 import networks
 import require
-from quarl.calibration import quantize
 from quarl.cli import main
-from quarl.export import export
 from quarl.latency import network_latency
 from quarl.policy import artifact
-from quarl.quant.spec import QuantSpec
 
 pytestmark = pytest.mark.slow
 OLD = b'{"an earlier": "good file"}'
@@ -43,7 +40,6 @@ VERBS = [  # command, bytes that a file may have, what is there before and must 
     ("envs --json out/rows.json", 64, "rows.json"),
     ("doctor --json out/rows.json", 64, "rows.json"),
     ("play agent.safetensors --record out/play.gif --episodes 1 --max-episode-steps 3", 64, "play.gif"),
-    ("push exported --to out", 200, "README.md"),
 ]
 
 
@@ -64,7 +60,7 @@ def files(folder):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A working directory with a policy, a folder that was exported, and a study."""
+    """A working directory with a policy and a study."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(network_latency, "measure", lambda *args, **options: [])
     artifact.write(networks.cartpole(), tmp_path / "agent.safetensors")
@@ -78,10 +74,6 @@ def test_a_full_disk_is_one_line_and_exit_code_2(here, capsys, words, size, old)
     if words.startswith("play"):
         require.package("imageio")
         require.package("pygame")
-    if words.startswith("push"):
-        x = networks.observations(policy := artifact.read(here / "agent.safetensors"), 20)
-        policy = quantize(policy, QuantSpec.parse("int8", mode="static"), x)
-        export(policy, "onnx", here / "exported", observations=x)
     if old:
         (here / "out" / old).write_bytes(OLD)
     before = files(here)

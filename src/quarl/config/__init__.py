@@ -16,7 +16,7 @@ from quarl.config.actorq import ActorQConfig
 from quarl.config.base import Config, EnvId, Output, check_folder
 from quarl.config.bench import LatencyConfig
 from quarl.config.cluster import ClusterConfig, ClusterJoinConfig, ClusterStartConfig
-from quarl.config.deploy import BudgetConfig, PushConfig
+from quarl.config.deploy import BudgetConfig
 from quarl.config.environment import OPTIONS, EnvironmentConfig
 from quarl.config.export import ExportConfig, VerifyConfig
 from quarl.config.precisions import DistillConfig, PtqConfig
@@ -189,7 +189,6 @@ __all__ = [
     "ModelConfig",
     "PlayConfig",
     "PtqConfig",
-    "PushConfig",
     "StudyConfig",
     "StudyReportConfig",
     "StudyRunConfig",
@@ -213,7 +212,6 @@ VERBS: tuple[type[Config | ClusterConfig | StudyConfig], ...] = (
     VerifyConfig,
     LatencyConfig,
     BudgetConfig,
-    PushConfig,
     EnvsConfig,
     DoctorConfig,
     DemoConfig,

@@ -1,19 +1,16 @@
-"""Options of the verbs that deploy a policy to a board, or publish it."""
+"""Options of the verb that fits a policy to a board."""
 
 from __future__ import annotations
 
 import math
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from tyro.conf import Positional
-
-from quarl.config.base import Config, Observations
+from quarl.config.base import Observations
 from quarl.config.trained_policy import NamedModel
 from quarl.errors import QuarlError
-from quarl.fields import ABOVE_ZERO, OUTPUT, QUANTISATION, SOME, shown
+from quarl.fields import ABOVE_ZERO, QUANTISATION, SOME, shown
 from quarl.quant.spec import QuantSpec
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20}
@@ -57,35 +54,6 @@ class BudgetConfig(NamedModel):
     def bounds(self) -> tuple[float, float]:
         """Return the maximum bytes of flash and of RAM."""
         return _bytes("--flash", self.flash), _bytes("--ram", self.ram)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PushConfig(Config):
-    """Publish a folder of `quarl export` or `quarl ptq` on the Hugging Face Hub, with a model card of its returns."""
-
-    verb: ClassVar[str] = "push"
-    examples = ("quarl push out --repo me/dqn-CartPole-v1-int8", "quarl push out --to card")
-
-    model: Positional[Annotated[tuple[str, ...], shown("DIR")]] = ()
-    """Folder to publish."""
-    repo: Annotated[str | None, shown("ORG/NAME")] = None
-    """Repository, which is created if it does not exist."""
-    to: Annotated[Path | None, shown("FOLDER"), OUTPUT] = None
-    """Write the publication into this folder instead."""
-    rows: Annotated[Path | None, shown("FILE", default="DIR/rows.json")] = None
-    """File with the policy's returns, from quarl ptq or quarl eval --json."""
-
-    def check(self) -> None:
-        super().check()
-        if len(self.model) != 1:
-            raise QuarlError(
-                f"DIR is missing, or not a single one: add it before the options, as in quarl {self.verb} DIR"
-            )
-        self.refuse(("json",), "has no rows to write")
-        if (self.repo is None) == (self.to is None):
-            raise QuarlError("choose --repo ORG/NAME to publish, or --to FOLDER to write the publication")
-        if self.repo is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", self.repo):
-            raise QuarlError(f"--repo is {self.repo[:60]!r}; use ORG/NAME, such as me/dqn-CartPole-v1-int8")
 
 
 def _bytes(option: str, text: str | None) -> float:

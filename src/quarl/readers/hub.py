@@ -1,4 +1,4 @@
-"""Agents on the Hugging Face hub: fetching files that QuaRL reads into the hub's own cache, and pushing a folder.
+"""Agents on the Hugging Face hub: fetching files that QuaRL reads into the hub's own cache.
 
 RL Zoo's `push_to_hub` writes a repository ALGO-ENV with ALGO-ENV.zip, config.yml, args.yml, env_kwargs.yml and, if
 observations were normalized, vec_normalize.pkl, all in its top folder. Beside them are videos, metrics and the unpacked
@@ -45,17 +45,10 @@ def fetch(repo_id: str, cache: Path | None = None) -> Path:
     return _agent(_snapshot(repo, file or "*.zip", cache), repo, file)
 
 
-def push(folder: Path, repo: str) -> None:
-    """Upload the folder's files to the repository ORG/NAME, which is created if it does not exist."""
-    with _reached(f"cannot push to {repo}", repo) as hub:
-        hub.create_repo(repo, exist_ok=True)
-        hub.upload_folder(repo_id=repo, folder_path=folder, commit_message="quarl push")
-
-
 def _snapshot(repo: str, wanted: str, cache: Path | None) -> Path:
     """Return the folder of the repository's newest files that match `wanted` or describe the training of the agent."""
     below = ["*/*"] if "/" not in wanted else []  # patterns match across slashes
-    with _reached(f"cannot fetch {repo} from the hub", PREFIX + repo) as hub:
+    with _reached(repo) as hub:
         from huggingface_hub.utils.tqdm import tqdm
 
         untyped: Any = tqdm
@@ -69,14 +62,14 @@ def _snapshot(repo: str, wanted: str, cache: Path | None) -> Path:
 
 
 @contextlib.contextmanager
-def _reached(failure: str, what: str) -> Iterator[Any]:
-    """Yield huggingface_hub, and turn its errors into one line that begins with `failure`."""
+def _reached(repo: str) -> Iterator[Any]:
+    """Yield huggingface_hub, and turn its errors into one line that names the repository."""
     try:
         import huggingface_hub
         from huggingface_hub import errors
         from huggingface_hub.utils import logging
     except ImportError:
-        raise QuarlError(f"{what} needs an extra: pip install 'quarl[hub]'") from None
+        raise QuarlError(f"{PREFIX}{repo} needs an extra: pip install 'quarl[hub]'") from None
     level = logging.get_verbosity()
     logging.set_verbosity(ERROR)  # the error below reports the failure in one line
     try:
@@ -97,7 +90,7 @@ def _reached(failure: str, what: str) -> Iterator[Any]:
         cause = first_line(error)[:150]
     finally:
         logging.set_verbosity(level)
-    raise QuarlError(f"{failure}: {cause}")
+    raise QuarlError(f"cannot fetch {repo} from the hub: {cause}")
 
 
 def _agent(folder: Path, repo: str, file: str) -> Path:
