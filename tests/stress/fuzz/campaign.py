@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import multiprocessing
+import os
 import queue as queues
 import random
 import resource
@@ -31,7 +32,7 @@ from typing import Any
 import rich.progress
 import torch
 
-from quarl.errors import QuarlError
+from quarl.errors import LOUDNESS, QuarlError
 from results import RESULTS, write
 from stress.fuzz import mutate
 from stress.fuzz.costly import KINDS
@@ -253,6 +254,7 @@ def main() -> int:
         name, _, number = args.replay.partition(":")
         _replay(known.get(name, name), args.seed, int(number))
         return 0
+    os.environ[LOUDNESS] = "quiet"  # readers note what they inferred, for each of so many files
     rows = []
     with rich.progress.Progress() as progress:
         for name in args.only:
