@@ -24,8 +24,8 @@ class StatedConfig(Config):
     """A verb that reads policies from files that may not define their actions."""
 
     head: Annotated[str, shown("HEAD", default="the file's")] = ""
-    """Meaning of the output of an .onnx file, TorchScript or a checkpoint: raw, clip[:LOW,HIGH], tanh[:LOW,HIGH], argmax[:2,3,...]
-    or gaussian.
+    """Meaning of the output of an .onnx file, TorchScript or a checkpoint: raw, clip[:LOW,HIGH], tanh[:LOW,HIGH],
+    argmax[:2,3,...] or gaussian.
     """
     output_name: Annotated[str, shown("NAME", default="the only one")] = ""
     """Output of an .onnx file that is the action."""
