@@ -118,6 +118,7 @@ CONSTANTS = {
     **{"g": np.float32([1, 2, 3, 4]), "o": random(4), "m": random(4), "s": np.float32([1, 2, 0.5, 3])},
     **{"one": [1], "two": [2], "three": [3], "order": [3, 0, 1], "rest": [-1, 1], "image": [1, 1, 2, 2]},
     **{"square": random(4, 4), "k": random(3, 1, 3, 3), "kb": random(3), "wide": random(12, 2)},
+    **{"row": [1, 1, 4], "line": random(2, 1, 3)},
 }
 GRAPHS = {
     "silu": "Sigmoid h > a; Mul a h > actions",
@@ -136,6 +137,13 @@ GRAPHS = {
     "zero": "Exp h > a; RandomNormalLike h > n; Mul a n > b; Add h b > actions",
     "transposed": "Transpose square > t | perm=[1,0]; Gemm h t m > actions | alpha=0.5 beta=2.0",
     "conv": "Reshape h image > a; Conv a k kb > b | pads=[1,1,1,1]; Relu b > c; Flatten c > d; MatMul d wide > actions",
+    "pools": "Reshape h image > a; MaxPool a > b | kernel_shape=[2,2] pads=[1,1,1,1]; Relu b > c;"
+    "AveragePool c > d | kernel_shape=[2,1] strides=[1,2]; GlobalAveragePool a > e; Flatten d > f; Flatten e > p;"
+    "Concat f p > actions | axis=1",
+    "row": "Reshape h row > a; Conv a line > b | pads=[1,1] strides=[2]; HardSigmoid b > c | alpha=0.3;"
+    "MaxPool c > d | kernel_shape=[2]; Flatten d > actions",
+    "mean": "Reshape h row > a; ReduceMean a two > b | keepdims=0; Relu h > c; ReduceSum c one > d;"
+    "Concat b d > actions | axis=1",
 }
 """Nodes behind h, the output of a layer."""
 

@@ -30,15 +30,17 @@ class Parts(nn.Module):
         super().__init__()
         self.register_buffer("mean", 100 + torch.randn(1, 12))
         self.register_buffer("deviation", torch.rand(1, 12) + 0.5)
+        self.image = nn.Sequential(nn.Conv2d(1, 2, 2, padding=1), nn.BatchNorm2d(2), nn.Hardtanh(), nn.AvgPool2d(2))
         self.encoder = nn.Sequential(nn.Linear(12, 16), nn.ELU(inplace=True), nn.Linear(16, 9), nn.Dropout(0.5))
-        self.actor = nn.Sequential(nn.Linear(18, 16), nn.SiLU(), nn.LayerNorm(16), nn.Linear(16, 4), nn.Softplus())
+        self.actor = nn.Sequential(nn.Linear(20, 16), nn.SiLU(), nn.LayerNorm(16), nn.Linear(16, 4), nn.Softplus())
 
     def forward(self, x: Tensor) -> Tensor:
         x = (x - self.mean) / (self.deviation + 1e-2)
         velocity, latent, rest = torch.split(self.encoder(x), [3, 5, 1], dim=-1)
         latent = functional.normalize(latent, dim=-1)
-        joined = torch.cat([x[:, 3:-1].detach(), velocity, latent, x[:, 2].unsqueeze(1), -0.5 * rest.tanh()], dim=-1)
-        left, right = self.actor(joined).contiguous().view(-1, 4).chunk(2, dim=1)
+        image = self.image(x.view(-1, 1, 3, 4)).mean([2, 3])
+        parts = [x[:, 3:-1].detach(), velocity, latent, image, x[:, 2].unsqueeze(1), -0.5 * rest.tanh()]
+        left, right = self.actor(torch.cat(parts, dim=-1)).contiguous().view(-1, 4).chunk(2, dim=1)
         return torch.cat([left.clamp(-1, 1), functional.leaky_relu(right, 0.2) + left], dim=1).flatten(1)
 
 

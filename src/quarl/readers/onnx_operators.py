@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -237,54 +237,94 @@ def _matmul(graph: Symbolic, call: Call) -> Operand:
     return graph.linear(call.name, call.value, np.ascontiguousarray(b.T))
 
 
+def _image(graph: Symbolic, x: Value) -> Value:
+    """Return an image [1, C, H, W]; numbers along one axis are an image of one row."""
+    shape = (*x.shape[:2], 1, *x.shape[2:]) if len(x.shape) == 3 else x.shape
+    if len(shape) != 4:
+        raise UnsupportedError(f"it reads {list(x.shape)}, which is not a batch of images")
+    return graph.move(x, indices(x).reshape(shape))
+
+
+def _of_image(call: Call, made: Value) -> Value:
+    """Return a result in as many axes as the image has in the file."""
+    return Value(made.shape[:2] + made.shape[6 - len(call.value.shape) :], made.form)
+
+
 def _conv(graph: Symbolic, call: Call) -> Operand:
-    x, weight, options = call.value, np.asarray(call.given(1)), call.options
+    x, weight, options = _image(graph, call.value), np.asarray(call.given(1)), call.options
     if (
-        weight.ndim != 4
-        or len(x.shape) != 4
+        weight.ndim != len(call.value.shape)
         or options.get("group", 1) != 1
         or set(options.get("dilations", [1])) != {1}
     ):
         raise UnsupportedError("only convolutions of images without groups and dilation are supported")
-    return graph.convolution(call.name, x, weight, call.given(2), _pair(options.get("strides")), _padding(options))
+    kernels, steps = weight.reshape(*weight.shape[:2], -1, weight.shape[-1]), _along(call, options.get("strides"), 1)
+    return _of_image(call, graph.convolution(call.name, x, kernels, call.given(2), steps, _padding(call)))
 
 
-def _pair(numbers: list[int] | None, default: int = 1) -> tuple[int, int]:
-    rows, columns = numbers or (default, default)
+def _pool(graph: Symbolic, call: Call) -> Operand:
+    x, options, padding = _image(graph, call.value), call.options, _padding(call)
+    uncounted = call.kind == "AveragePool" and any(padding) and not options.get("count_include_pad")
+    if options.get("ceil_mode") or set(options.get("dilations", [1])) != {1} or uncounted:
+        raise UnsupportedError("its dilation, ceil_mode or margin is not supported")
+    kernel = x.shape[2:] if call.kind == "GlobalAveragePool" else _along(call, options["kernel_shape"], 1)
+    kind, steps = "max" if call.kind == "MaxPool" else "average", _along(call, options.get("strides"), 1)
+    return _of_image(call, graph.pool(x, kind, kernel, steps, padding))
+
+
+def _along(call: Call, numbers: Sequence[int] | None, default: int) -> tuple[int, int]:
+    """Return an option for the axes of an image, (rows, columns).
+
+    Args:
+        call: The call, which reads the image.
+        numbers: The option in the file.
+        default: Number of an axis without option.
+    """
+    axes = len(call.value.shape) - 2
+    rows, columns = [default] * (2 - axes) + list(numbers or [default] * axes)
     return int(rows), int(columns)
 
 
-def _padding(options: Mapping[str, Any]) -> tuple[int, int]:
-    pads = options.get("pads") or [0, 0, 0, 0]
-    if options.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID") or pads[:2] != pads[2:]:
+def _padding(call: Call) -> tuple[int, int]:
+    pads = call.options.get("pads") or []
+    first, last = pads[: len(pads) // 2], pads[len(pads) // 2 :]
+    if call.options.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID") or first != last:
         raise UnsupportedError("its margins differ between the sides of the image")
-    return _pair(pads[:2])
+    return _along(call, first, 0)
 
 
 def _batch_norm(graph: Symbolic, call: Call) -> Operand:
-    gain, offset, mean, variance = (np.asarray(call.given(place), np.float64) for place in range(1, 5))
+    given = (call.given(place, default=default) for place, default in ((1, 1), (2, 0), (3, None), (4, None)))
+    gain, offset, mean, variance = (np.asarray(each, np.float64) for each in given)
     factor = gain / np.sqrt(variance + call.options.get("epsilon", 1e-5))
     along = (-1, *(1,) * (len(call.value.shape) - 2))
     return graph.affine(call.value, factor.reshape(along), (offset - mean * factor).reshape(along))
 
 
 def _layer_norm(graph: Symbolic, call: Call) -> Operand:
-    x, gain = call.value, np.asarray(call.given(1), np.float32)
+    x = call.value
     if call.axis(-1) not in (-1, len(x.shape) - 1):
         raise UnsupportedError("it normalizes over several axes; only the last one is supported")
+    gain = np.asarray(call.given(1, default=np.ones(x.shape[-1:])), np.float32)
     bias = np.asarray(call.given(2, default=np.zeros_like(gain)), np.float32)
-    return graph.layer_norm(f"{call.name}.norm", x, gain, bias, float(call.options.get("epsilon", 1e-5)))
+    return graph.layer_norm(
+        call.name or f"{graph.name(x)}.norm", x, gain, bias, float(call.options.get("epsilon", 1e-5))
+    )
 
 
 def _reduced(graph: Symbolic, call: Call) -> Operand:
-    """Fold a sum, mean or extreme of constants; of a value, only the shape is known."""
+    """Fold a reduction of constants; of a value, sums and means are layers, and otherwise only the shape is known."""
     x, axes, keep = call.operand(0), call.whole(1, "axes"), bool(call.options.get("keepdims", 1))
     along = None if axes is None else tuple(axes)
-    if isinstance(x, Value):
-        shape = np.sum(indices(x), axis=along, keepdims=keep).shape
-        of_row = call.kind == "ReduceL2" and math.prod(shape) == 1 and x.shape[-1] == x.size
-        return Value(shape, Length(x) if of_row else Unknown(call.error()))
-    return np.asarray(REDUCTIONS[call.kind](x, axis=along, keepdims=keep))
+    if not isinstance(x, Value):
+        return np.asarray(REDUCTIONS[call.kind](x, axis=along, keepdims=keep))
+    if call.kind in ("ReduceMean", "ReduceSum") and not isinstance(x.form, Unknown | Choice | Length):
+        behind = tuple(axis + (axis >= 0) for axis in (range(len(x.shape)) if along is None else along))
+        kind = call.kind.removeprefix("Reduce").lower()
+        return graph.combine(x, kind, lambda rows: REDUCTIONS[call.kind](rows, axis=behind, keepdims=keep))
+    shape = np.sum(indices(x), axis=along, keepdims=keep).shape
+    of_row = call.kind == "ReduceL2" and math.prod(shape) == 1 and x.shape[-1] == x.size
+    return Value(shape, Length(x) if of_row else Unknown(call.error()))
 
 
 def _softmax(graph: Symbolic, call: Call) -> Operand:
@@ -293,42 +333,45 @@ def _softmax(graph: Symbolic, call: Call) -> Operand:
     return graph.softmax(call.value)
 
 
+def _number(x: Value, numbers: Any) -> float:
+    """Return the number that a constant repeats for the value."""
+    array = np.asarray(numbers, np.float64)
+    if np.broadcast_shapes(x.shape, array.shape) != x.shape or (array != array.flat[0]).any():
+        raise UnsupportedError("it takes several numbers; only one constant number is supported")
+    return float(array.flat[0])
+
+
 def _clip(graph: Symbolic, call: Call) -> Operand:
     x, low, high = call.operand(0), call.given(1, "min", -math.inf), call.given(2, "max", math.inf)
-    return graph.clip(x, float(low), float(high)) if isinstance(x, Value) else np.clip(x, low, high)
+    return graph.clip(x, _number(x, low), _number(x, high)) if isinstance(x, Value) else np.clip(x, low, high)
+
+
+def _hard_sigmoid(graph: Symbolic, call: Call) -> Operand:
+    sloped = graph.affine(call.value, call.options.get("alpha", 0.2), call.options.get("beta", 0.5))
+    return _clip(graph, replace(call, inputs=[sloped], options={"min": 0, "max": 1}))
 
 
 def _bound(graph: Symbolic, call: Call) -> Operand:
     a, b = call.operand(0), call.operand(1)
     x, bound = (a, b) if isinstance(a, Value) else (b, a)
-    if isinstance(bound, Value) or np.size(bound) != 1 or not isinstance(x, Value):
+    if isinstance(bound, Value) or not isinstance(x, Value) or len(call.inputs) > 2:
         raise UnsupportedError("only one constant number can bound a value")
-    number = float(np.asarray(bound).reshape(()))
+    number = _number(x, bound)
     return graph.clip(x, number, math.inf) if call.kind == "Max" else graph.clip(x, -math.inf, number)
 
 
 def _elu(graph: Symbolic, call: Call) -> Operand:
-    alpha = call.options.get("alpha", 1.0)
-    return graph.activation(call.value, "elu") if alpha == 1 else graph.activation(call.value, "selu", (alpha, 1.0))
-
-
-def _selu(graph: Symbolic, call: Call) -> Operand:
-    settings = call.options.get("alpha", SELU[0]), call.options.get("gamma", SELU[1])
-    return graph.activation(call.value, "selu", settings)
+    defaults = SELU if call.kind == "Selu" else (1.0, 1.0)
+    alpha, scale = (float(call.options.get(key, n)) for key, n in zip(("alpha", "gamma"), defaults, strict=True))
+    settings = () if alpha == scale == 1 else (alpha, scale)
+    return graph.activation(call.value, "selu" if settings else "elu", settings, call.kind.lower())
 
 
 def _leaky(graph: Symbolic, call: Call) -> Operand:
-    slope = call.given(1, "alpha", LEAKY_SLOPE)
-    if np.size(slope) != 1:
-        raise UnsupportedError("it has several slopes")
-    number = float(np.float32(np.asarray(slope).reshape(())))
-    if number == float(np.float32(LEAKY_SLOPE)):
-        return graph.activation(call.value, "leaky_relu")
-    return graph.activation(call.value, "prelu", (number,))
-
-
-def _gelu(graph: Symbolic, call: Call) -> Operand:
-    return graph.activation(call.value, "gelu_tanh" if call.options.get("approximate") == b"tanh" else "gelu")
+    slope = _number(call.value, call.given(1, "alpha", LEAKY_SLOPE))
+    settings = () if np.float32(slope) == np.float32(LEAKY_SLOPE) else (slope,)
+    name = "prelu" if call.kind == "PRelu" else "leaky_relu"
+    return graph.activation(call.value, "prelu" if settings else "leaky_relu", settings, name)
 
 
 def _argmax(graph: Symbolic, call: Call) -> Operand:
@@ -355,7 +398,7 @@ def _where(graph: Symbolic, call: Call) -> Operand:
 
 
 RULES: Mapping[str, Callable[[Symbolic, Call], Operand]] = {
-    "Add": lambda graph, call: graph.add(call.operand(0), call.operand(1)),
+    "Add": lambda graph, call: graph.add(call.operand(0), call.operand(1), call.options.get("alpha", 1)),
     "ArgMax": _argmax,
     "BatchNormalization": _batch_norm,
     "Cast": _cast,
@@ -365,8 +408,11 @@ RULES: Mapping[str, Callable[[Symbolic, Call], Operand]] = {
     "Conv": _conv,
     "Div": lambda graph, call: graph.divide(call.operand(0), call.operand(1)),
     "Elu": _elu,
-    "Gelu": _gelu,
+    "Gelu": lambda graph, call: graph.activation(
+        call.value, "gelu_tanh" if call.options.get("approximate") == b"tanh" else "gelu", name="gelu"
+    ),
     "Gemm": _gemm,
+    "HardSigmoid": _hard_sigmoid,
     "LayerNormalization": _layer_norm,
     "LeakyRelu": _leaky,
     "MatMul": _matmul,
@@ -378,13 +424,14 @@ RULES: Mapping[str, Callable[[Symbolic, Call], Operand]] = {
     "PRelu": _leaky,
     "RandomNormal": _filled,
     "RandomNormalLike": lambda graph, call: np.zeros(call.operand(0).shape, np.float32),
-    "Selu": _selu,
+    "Selu": _elu,
     "Shape": _shape,
     "Softmax": _softmax,
-    "Sub": lambda graph, call: graph.add(call.operand(0), call.operand(1), -1),
+    "Sub": lambda graph, call: graph.add(call.operand(0), call.operand(1), -call.options.get("alpha", 1)),
     "Where": _where,
+    **dict.fromkeys(("AveragePool", "GlobalAveragePool", "MaxPool"), _pool),
     **{
         name: (lambda kind: lambda graph, call: graph.activation(call.value, kind))(name.lower())
-        for name in ("Relu", "Tanh", "Sigmoid", "Softplus", "HardSwish", "Mish", "Silu")
+        for name in ("Relu", "Tanh", "Sigmoid", "Softplus", "Hardsigmoid", "HardSwish", "Mish", "Silu")
     },
 }

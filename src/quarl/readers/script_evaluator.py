@@ -11,8 +11,8 @@ import numpy as np
 from quarl.errors import QuarlError, UnsupportedError, first_line, printable
 from quarl.inert.objects import Inert
 from quarl.readers.script_archive import MEMORY, Archive
-from quarl.readers.script_operators import PLAIN, VIEWS, operate
 from quarl.readers.symbolic import Symbolic, Value
+from quarl.readers.torch_operators import PLAIN, VIEWS, operate
 
 MAX_STEPS = 10_000
 """Largest number of expressions that are evaluated; a policy of ten layers takes 500."""
@@ -176,7 +176,7 @@ class Evaluator:
         layer = next((each for each in weights if each.endswith("weight")), "layer").removesuffix(".weight")
         try:
             result = operate(self.graph, kind, layer, args, options)
-        except (QuarlError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except QuarlError as error:
             raise self.error(node, f"{said}: {first_line(error)[:160]}") from None
         if in_place:
             self.overwritten.add(given[0])

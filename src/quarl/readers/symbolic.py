@@ -1,14 +1,14 @@
 """Values of a foreign program that depend on the observation, and the graph that computes them.
 
-A reader of ONNX or TorchScript evaluates the file's operators one after the other for one observation. Constants are
-numpy arrays. A result that depends on the observation is a `Value`: a name in the graph, or an affine form that later
-operators can still change.
+A reader of ONNX, TorchScript or an exported module evaluates its operators one after the other for one observation.
+Constants are numpy arrays. A result that depends on the observation is a `Value`: a name in the graph, or an affine
+form that later operators can still change.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -38,6 +38,8 @@ from quarl.readers.affine_values import Elementwise, Layer, aligned
 
 MAX_RUNS = 256
 """Largest number of consecutive parts into which a rearrangement may cut a value."""
+MAX_REDUCED = 2048
+"""Largest number of elements whose sum or mean becomes a layer."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -194,37 +196,39 @@ class Symbolic:
             if (changed := x.form.affine(gain, shift, axes)) is not None:
                 return Value(x.shape, changed)
         form = x.form if isinstance(x.form, Elementwise) else Elementwise(self.name(x))
+        factor, offset = (n if n.size == 1 else np.broadcast_to(n, x.shape) for n in (factor, offset))
         return Value(x.shape, form.affine(factor, offset))
 
-    def add(self, a: Operand, b: Operand, sign: int = 1) -> Operand:
-        """Return a + sign * b.
+    def add(self, a: Operand, b: Operand, factor: float = 1) -> Operand:
+        """Return a + factor * b.
 
         Args:
             a: First term.
             b: Second term.
-            sign: 1 or -1.
+            factor: Factor of `b`.
 
         Raises:
             UnsupportedError: The graph has no such sum.
         """
         if not isinstance(b, Value):
-            return self.affine(a, 1, sign * np.asarray(b, np.float64)) if isinstance(a, Value) else a + sign * b
+            return self.affine(a, 1, factor * np.asarray(b, np.float64)) if isinstance(a, Value) else a + factor * b
         if not isinstance(a, Value):
-            return self.affine(b, sign, a)
+            return self.affine(b, factor, a)
         if unknown := next((x.form for x in (a, b) if isinstance(x.form, Unknown)), None):
-            whole = a if b.size == 1 else b if a.size == 1 and sign > 0 else None
+            whole = a if b.size == 1 else b if a.size == 1 and factor > 0 else None
             shape = np.broadcast_shapes(a.shape, b.shape)
             return Value(shape, Unknown(unknown.error, whole and self.order(whole)))
         forms, shape = (a.form, b.form), np.broadcast_shapes(a.shape, b.shape)
         if all(isinstance(form, Layer) and isinstance(form.op, Dense) for form in forms):
             first, second = (form for form in forms if isinstance(form, Layer))
             if (first.op.name, first.op.inputs) == (second.op.name, second.op.inputs):
-                rows = aligned(first.rows, shape) + sign * aligned(second.rows, shape)
+                rows = aligned(first.rows, shape) + factor * aligned(second.rows, shape)
                 return Value(shape, replace(first, rows=rows))
-        signed = b if sign > 0 else self.affine(b, -1)
-        assert isinstance(signed, Value)
+        scaled = b if factor == 1 else self.affine(b, factor)
+        if not isinstance(scaled, Value):
+            return self.add(a, scaled)
         row = shape[1:] or (1,)
-        terms = [x if x.size == 1 else self.broadcast(x, shape) for x in (a, signed)]
+        terms = [x if x.size == 1 else self.broadcast(x, shape) for x in (a, scaled)]
         names = [self.name(x, row if x.size == math.prod(shape) else (1,) * len(row)) for x in terms]
         return Value(shape, self.add_ops(Add(f"{names[0]}.add", (names[0], names[1]))))
 
@@ -306,16 +310,17 @@ class Symbolic:
                 return reading
         return Layer.of(replace(op, inputs=(self.name(x, shape),)))
 
-    def activation(self, x: Value, kind: str, settings: tuple[float, ...] = ()) -> Value:
+    def activation(self, x: Value, kind: str, settings: tuple[float, ...] = (), name: str = "") -> Value:
         """Return an elementwise function of the value, one of ACTIVATIONS.
 
         Args:
             x: The value.
             kind: Name of the function.
             settings: Numbers that it takes.
+            name: Last part of the operator's name; "" takes the function's.
         """
-        name = self.name(x)
-        return Value(x.shape, self.add_ops(Activation(f"{name}.{kind}", (name,), kind, settings)))
+        source = self.name(x)
+        return Value(x.shape, self.add_ops(Activation(f"{source}.{name or kind}", (source,), kind, settings)))
 
     def clip(self, x: Value, low: float, high: float) -> Value:
         """Return the value within two bounds, which may be infinite; statistics in front of it clip themselves.
@@ -371,6 +376,26 @@ class Symbolic:
         made = self.add_ops(Pool2d(f"{name}.{kind}", (name,), kind, k, s, p))
         return Value((1, *self.shapes[made]), made)
 
+    def combine(self, x: Value, kind: str, function: Callable[[Array], Array]) -> Value:
+        """Return sums or means of the numbers of a value: rows of the dense layer that computes it, or of another one.
+
+        Args:
+            x: The value.
+            kind: Name of the layer's operation.
+            function: Sum or mean of numbers [n, *x.shape].
+
+        Raises:
+            UnsupportedError: The value is too large and no dense layer computes it.
+        """
+        layer = x.form
+        if not (isinstance(layer, Layer) and isinstance(layer.op, Dense)):
+            if x.size > MAX_REDUCED:
+                raise UnsupportedError(f"it adds more than {MAX_REDUCED:,} numbers that are not outputs of a layer")
+            weight = np.eye(x.size, dtype=np.float32)
+            layer = self.layer(Dense(f"{self.name(x)}.{kind}", (), weight, _bias(None, weight)), x, (x.size,))
+        rows = function(layer.rows.reshape(-1, *x.shape))
+        return Value(rows.shape[1:], replace(layer, rows=rows))
+
     def broadcast(self, x: Value, shape: Shape) -> Value:
         """Return the value repeated to the shape."""
         return x if x.shape == shape else self.move(x, np.broadcast_to(indices(x), shape))
@@ -386,6 +411,8 @@ class Symbolic:
         self.budget.copy(8 * places.size)
         flat, shape, form = places.reshape(-1), places.shape, x.form
         whole = flat.size == x.size and (flat == np.arange(x.size)).all()
+        if whole and shape == x.shape:
+            return x
         if isinstance(form, Choice | Length):
             return Value(shape, form)
         if isinstance(form, Unknown):

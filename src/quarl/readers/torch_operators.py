@@ -1,4 +1,7 @@
-"""Operators of torch in TorchScript, translated to those of ONNX, for which `onnx_operators` has the rules."""
+"""Operators of torch, translated to those of ONNX, for which `onnx_operators` has the rules.
+
+Programs in TorchScript and exported graphs of modules call the same operators.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from quarl.errors import UnsupportedError
+from quarl.errors import UnsupportedError, first_line
 from quarl.policy.operators import LEAKY_SLOPE
-from quarl.readers.onnx_operators import END, SELU, Call, evaluate
+from quarl.readers.onnx_operators import END, Call, evaluate
 from quarl.readers.symbolic import Operand, Symbolic, Value
 
 Node = tuple[str, Sequence[Any], Mapping[str, Any]]
@@ -49,13 +52,16 @@ def operate(graph: Symbolic, kind: str, name: str, args: Sequence[Any], options:
     Raises:
         UnsupportedError: The operator has no counterpart.
     """
-    if kind in PLAIN:
-        return PLAIN[kind](*args, **options)
-    if kind not in NODES:
+    if kind not in PLAIN and kind not in NODES:
         raise UnsupportedError("it is not in the operator set")
-    node, inputs, attributes = NODES[kind](*args, **options)
-    operands = [x if x is None or isinstance(x, Value) else np.asarray(x) for x in inputs]
-    return evaluate(graph, Call(node, name, kind, operands, attributes, 1))
+    try:
+        if kind in PLAIN:
+            return PLAIN[kind](*args, **options)
+        node, inputs, attributes = NODES[kind](*args, **options)
+        operands = [x if x is None or isinstance(x, Value) else np.asarray(x) for x in inputs]
+        return evaluate(graph, Call(node, name, kind, operands, attributes, 1))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UnsupportedError(f"its arguments do not fit ({first_line(error)[:100]})") from None
 
 
 def _node(kind: str, *inputs: Any, only: bool = True, **attributes: Any) -> Node:
@@ -75,6 +81,33 @@ def _split(x: Operand, size: int | Sequence[int], dim: int = 0) -> Node:
     return _node("Split", x, sizes, axis=dim, only=sum(sizes) == width)
 
 
+def _each(x: Operand, option: int | Sequence[int]) -> list[int]:
+    """Return an option for each axis of an image."""
+    numbers = [option] if isinstance(option, int) else list(option)
+    return numbers * (len(x.shape) - 2) if len(numbers) == 1 else numbers
+
+
+def _convolution(
+    x: Operand,
+    weight: Operand,
+    bias: Operand | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    **options: Any,
+) -> Node:
+    named = isinstance(padding, str)
+    options |= {"auto_pad": padding.upper().encode()} if named else {"pads": 2 * _each(x, padding)}
+    steps, between = _each(x, stride), _each(x, dilation)
+    return _node("Conv", x, weight, bias, strides=steps, dilations=between, group=groups, **options)
+
+
+def _pool(kind: str, x: Operand, kernel: Any, stride: Any, padding: Any, **options: Any) -> Node:
+    steps = _each(x, stride or kernel)
+    return _node(kind, x, kernel_shape=_each(x, kernel), strides=steps, pads=2 * _each(x, padding), **options)
+
+
 def _cast(x: Operand, *args: Any, dtype: int | None = None, **options: Any) -> Node:
     code = next((each for each in (dtype, *args[:2]) if type(each) is int), None)
     return _node("Cast", x, to=TYPES.get(code), only=code in TYPES)
@@ -86,7 +119,7 @@ def _clip(x: Operand, low: Any = None, high: Any = None, **ends: Any) -> Node:
 
 _ALIKE = {
     **{name: name.capitalize() for name in ("abs", "exp", "log", "neg", "pow", "reciprocal", "sqrt")},
-    **{name: name.capitalize() for name in ("mish", "relu", "sigmoid", "silu", "tanh")},
+    **{name: name.capitalize() for name in ("hardsigmoid", "mish", "relu", "sigmoid", "silu", "tanh")},
     **{"hardswish": "HardSwish", "matmul": "MatMul", "mm": "MatMul", "mul": "Mul", "prelu": "PRelu", "t": "Transpose"},
 }
 """Operators without options."""
@@ -96,50 +129,84 @@ NODES: Mapping[str, Callable[..., Node]] = {
         ("alias", "clone", "contiguous", "detach", "tensor", "type_as"),
         lambda x, *args, **options: _node("Identity", x),
     ),
-    **dict.fromkeys(("clamp", "clamp_min", "clip", "hardtanh"), _clip),
+    **dict.fromkeys(("clamp", "clamp_min", "clip"), _clip),
+    **dict.fromkeys(("to", "_to_copy"), _cast),
     **dict.fromkeys(("dropout", "feature_dropout"), lambda x, p, train: _node("Identity", x, only=not train)),
     **dict.fromkeys(
         ("norm", "linalg_vector_norm"),
         lambda x, p, dim, keepdim=False: _node("ReduceL2", x, dim, keepdims=keepdim, only=p == 2),
     ),
+    **dict.fromkeys(("conv1d", "conv2d"), _convolution),
+    **dict.fromkeys(
+        ("max_pool1d", "max_pool2d"),
+        lambda x, kernel, stride=(), padding=0, dilation=1, ceil=False: _pool(
+            "MaxPool", x, kernel, stride, padding, dilations=_each(x, dilation), ceil_mode=ceil
+        ),
+    ),
+    **dict.fromkeys(
+        ("avg_pool1d", "avg_pool2d"),
+        lambda x, kernel, stride=(), padding=0, ceil=False, count=True, divisor=None: _pool(
+            "AveragePool", x, kernel, stride, padding, ceil_mode=ceil, count_include_pad=count, only=divisor is None
+        ),
+    ),
+    **dict.fromkeys(
+        ("adaptive_avg_pool1d", "adaptive_avg_pool2d"),
+        lambda x, size: _node("GlobalAveragePool", x, only=set(_each(x, size)) == {1}),
+    ),
+    **{
+        name: lambda x, dim=None, keepdim=False, dtype=None, kind=kind: _node(
+            kind, x, dim, keepdims=keepdim, only=dtype in (None, 6)
+        )
+        for name, kind in {"mean": "ReduceMean", "sum": "ReduceSum"}.items()
+    },
     **dict.fromkeys(("reshape", "view"), lambda x, shape: _node("Reshape", x, shape, allowzero=1)),
     **dict.fromkeys(("split", "split_with_sizes"), _split),
-    "add": lambda a, b, alpha=1: _node("Add", a, b, only=alpha == 1),
+    "_convolution": lambda x, weight, bias, stride, margin, dilation, transposed, output, groups, *flags: _convolution(
+        x, weight, bias, stride, margin, dilation, groups, only=not transposed
+    ),
+    "add": lambda a, b, alpha=1: _node("Add", a, b, alpha=alpha),
     "addmm": lambda bias, x, m, beta=1, alpha=1: _node("Gemm", x, m, bias, alpha=alpha, beta=beta),
     "argmax": lambda x, dim=-1, keepdim=False: _node("ArgMax", x, axis=dim, keepdims=keepdim),
+    "batch_norm": lambda x, gain, offset, mean, variance, training, momentum, eps, cudnn=True: _node(
+        "BatchNormalization", x, gain, offset, mean, variance, epsilon=eps, only=not training and mean is not None
+    ),
     "cat": lambda parts, dim=0: _node("Concat", *parts, axis=dim),
     "chunk": lambda x, chunks, dim=0: _split(x, -(-x.shape[dim] // chunks), dim),
     "clamp_max": lambda x, high: _clip(x, None, high),
     "div": lambda a, b: _node("Div", a if isinstance(a, Value) else np.asarray(a, np.float64), b),
-    "elu": lambda x, alpha=1, scale=1, input_scale=1: _node("Elu", x, alpha=alpha, only=scale == input_scale == 1),
+    "elu": lambda x, alpha=1, scale=1, input_scale=1: _node("Elu", x, alpha=alpha, gamma=scale, only=input_scale == 1),
     "expand": lambda x, sizes, implicit=False: _node("Expand", x, [1 if n == -1 else n for n in sizes]),
     "expand_as": lambda x, other: _node("Expand", x, other.shape),
     "flatten": lambda x, start=0, end=-1: _node(
         "Reshape", x, [*x.shape[:start], -1], only=end in (-1, len(x.shape) - 1)
     ),
     "gelu": lambda x, approximate="none": _node("Gelu", x, approximate=approximate.encode()),
-    "hardsigmoid": lambda x: _node("HardSigmoid", x, alpha=1 / 6),
+    "hardtanh": lambda x, low=-1, high=1: _clip(x, low, high),
     "layer_norm": lambda x, shape, weight=None, bias=None, eps=1e-5, cudnn=True: _node(
-        "LayerNormalization", x, weight, bias, epsilon=eps, only=len(shape) == 1 and weight is not None
+        "LayerNormalization", x, weight, bias, axis=-len(shape), epsilon=eps
     ),
     "leaky_relu": lambda x, slope=LEAKY_SLOPE: _node("LeakyRelu", x, alpha=slope),
     "linear": lambda x, weight, bias=None: _node("Gemm", x, weight, bias, transB=1),
     "relu6": lambda x: _clip(x, 0, 6),
-    "rsub": lambda a, b, alpha=1: _node("Sub", b, a, only=alpha == 1),
+    "rsub": lambda a, b, alpha=1: _node("Sub", b, a, alpha=alpha),
     "select": lambda x, dim, index: _node("Gather", x, index, axis=dim),
-    "selu": lambda x: _node("Selu", x, alpha=SELU[0], gamma=SELU[1]),
+    "selu": lambda x: _node("Selu", x),
     "slice": _slice,
     "softmax": lambda x, dim, dtype=None: _node("Softmax", x, axis=dim, only=dtype in (None, 6)),
     "softplus": lambda x, beta=1, threshold=20: _node("Softplus", x, only=beta == 1 and threshold == 20),
     "squeeze": lambda x, dim: _node("Squeeze", x, [dim]) if x.shape[dim] == 1 else _node("Identity", x),
-    "sub": lambda a, b, alpha=1: _node("Sub", a, b, only=alpha == 1),
-    "to": _cast,
+    "sub": lambda a, b, alpha=1: _node("Sub", a, b, alpha=alpha),
     "unsqueeze": lambda x, dim: _node("Unsqueeze", x, [dim]),
     "zeros": lambda shape, **options: _node("ConstantOfShape", shape),
 }
 """Operators by name, with torch's parameters; every other one is refused."""
-VIEWS = (
-    *("alias", "contiguous", "detach", "to", "reshape", "view", "split", "split_with_sizes", "chunk", "expand"),
-    *("expand_as", "flatten", "select", "slice", "squeeze", "t", "unsqueeze", "dropout", "feature_dropout"),
+MOVES = frozenset(
+    [
+        *("alias", "clone", "contiguous", "detach", "expand", "flatten", "identity", "reshape", "squeeze", "t"),
+        *("unflatten", "unsqueeze", "view", "_unsafe_view"),
+        *("chunk", "narrow", "permute", "select", "slice", "split", "split_with_sizes", "transpose", "unbind"),
+    ]
 )
+"""Operators that keep or move the numbers of their first argument."""
+VIEWS = (MOVES - {"clone"}) | {"dropout", "feature_dropout", "expand_as", "to", "_to_copy"}
 """Operators whose result can share its numbers with their first argument."""
