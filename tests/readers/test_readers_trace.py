@@ -58,6 +58,7 @@ class Calls(nn.Module):
         super().__init__()
         self.layer = nn.Linear(4, 4)
         self.other = nn.Linear(4, 4)
+        self.images = nn.Sequential(nn.Conv2d(1, 3, 1), nn.ReLU(), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten())
         self.register_buffer("narrow", torch.tensor([[1.0], [2.0]]))
         self.function = function
 
@@ -80,21 +81,13 @@ class First(nn.Module):
 
 REFUSED: list[tuple[str, Any, str]] = [
     ("softmax of log", lambda x, m: torch.log_softmax(x, -1) * 2, "aten.log_softmax.int"),
-    (
-        "in a module",
-        nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Softsign())),
-        r"calls aten\.",
-    ),
+    ("in a module", nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Softsign())), r"'1.0' \(Softsign\) calls aten\."),
     ("celu", nn.Sequential(nn.Linear(4, 4), nn.CELU(0.5)), r"module '1' \(CELU\).*; use nn\.SiLU"),
     ("group norm", nn.Sequential(nn.Linear(4, 4), nn.GroupNorm(2, 4)), r"'1' \(GroupNorm\).*; use nn\.LayerNorm"),
-    (
-        "batch norm without statistics",
-        nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False)),
-        "running statistics",
-    ),
+    ("batch norm", nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False)), "running statistics"),
     ("sine", lambda x, m: torch.sin(x), r"aten\.sin.*; use nn\.Linear, nn\.Conv2d"),
     ("softplus that is steeper", nn.Sequential(nn.Linear(4, 4), nn.Softplus(2)), r"Softplus\) calls aten\.softplus"),
-    ("slopes by channel", nn.Sequential(nn.Linear(4, 4), nn.PReLU(4)), r"PReLU\) calls aten\.prelu"),
+    ("slopes by channel", lambda x, m: torch.prelu(x, torch.arange(4.0)), r"aten\.prelu.*takes several numbers"),
     ("noise", lambda x, m: x + torch.randn(4), "aten.randn"),
     ("mean of the batch", lambda x, m: x - x.mean(0, keepdim=True), "one row per observation"),
     ("mean of all", lambda x, m: x - x.mean(), "one row per observation"),
@@ -103,29 +96,33 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("division by a value", lambda x, m: torch.ones(4) / x, "divides by a value"),
     ("division by zero", lambda x, m: x / 0, "divides by 0"),
     ("infinite", lambda x, m: x + float("inf"), "not finite"),
-    ("scale of another shape", lambda x, m: x * m.narrow, "of another shape"),
-    ("repeated", lambda x, m: torch.relu(x).view(-1, 4, 1) * torch.ones(3), "repeats a value"),
-    ("added to each", lambda x, m: torch.relu(x).view(-1, 2, 2) + m.other(x)[:, :2].view(-1, 1, 2), "of two shapes"),
+    ("scale of each row", lambda x, m: x * m.narrow, "mixes observations"),
+    ("rows as columns", lambda x, m: x[:, :2] * x[:, 0], "mixes observations"),
+    ("rows turned", lambda x, m: x[:, :2].transpose(0, 1), "mixes observations"),
+    ("softmax of rows", lambda x, m: x[:, 0].softmax(0), "one row per observation"),
     ("empty clamp", lambda x, m: torch.clamp(x, 1, -1), "leave no number between them"),
-    ("clamp by a value", lambda x, m: torch.clamp(x, min=m.other(x)), "not two numbers"),
+    ("clamp by a value", lambda x, m: torch.clamp(x, min=m.other(x)), "must be constant"),
     ("image", lambda x, m: x.reshape(-1, 2, 2), r"returns \(2, 2\) for each"),
-    ("layer of images", lambda x, m: m.other(x.reshape(-1, 1, 4)).flatten(1), "flatten it before"),
+    ("layer of images", lambda x, m: x.view(-1, 2, 2) @ torch.eye(2), "flatten the value before"),
     ("overwriting", overwritten, "overwrites"),
     ("two outputs", lambda x, m: (x, x), "returns 2 values: choose the policy's with output=0"),
     ("constant", lambda x, m: torch.ones(2, 3), "returns a constant"),
-    *(
-        (name, lambda x, m, best=best: best(x), "leave it out and return the scores")
-        for name, best in (
-            ("argmax", lambda x: x.argmax(-1)),
-            ("largest", lambda x: torch.max(x, 1)[1]),
-            ("draw", lambda x: torch.multinomial(x.softmax(-1), 1)),
-        )
-    ),
+    ("argmax", lambda x, m: x.argmax(-1), "leave it out and return the scores"),
+    ("largest", lambda x, m: torch.max(x, 1)[1], "leave it out and return the scores"),
+    ("draw", lambda x, m: torch.multinomial(x.softmax(-1), 1), "leave it out and return the scores"),
     *((layer.__name__, nn.Sequential(layer(4, 4), First()), "it is recurrent") for layer in (nn.LSTM, nn.GRU, nn.RNN)),
     ("layer in double", lambda x, m: (x.double() @ torch.eye(4).double()).float(), "torch.float64; convert to float32"),
     ("data-dependent", lambda x, m: x if x.sum() > 0 else -x, "torch.export cannot follow Calls"),
     ("half precision", lambda x, m: x.half(), "aten.to.dtype"),
-    ("weight of a computation", lambda x, m: m.other(x) @ m.other.weight, "matmul"),
+    ("product of matrices", lambda x, m: x.view(-1, 1, 4) @ x.view(-1, 4, 1), "matmul.*multiplies two values"),
+    *(
+        (name, nn.Sequential(nn.Unflatten(1, (2, 2, 1)), nn.Conv2d(2, 2, 1, **options), nn.Flatten()), word)
+        for name, options, word in (
+            ("groups", {"groups": 2}, r"'1' \(Conv2d\) calls aten\.conv2d.*without groups"),
+            ("dilation", {"dilation": 2}, "groups and dilation"),
+            ("padding by name", {"padding": "same"}, "margins"),
+        )
+    ),
 ]
 
 
@@ -147,16 +144,22 @@ def test_arithmetic_of_bytes_is_refused():
         from_module(Doubled(), (4,), head=ActionHead("argmax"), observation_dtype="uint8")
 
 
-@pytest.mark.parametrize("options", [{"groups": 2}, {"dilation": 2}, {"padding": "same"}])
-def test_convolutions_beyond_stride_and_padding_are_refused(options: dict[str, Any]):
-    module = nn.Sequential(nn.Conv2d(2, 2, 3, **options), nn.Flatten())
-    with pytest.raises(UnsupportedError, match="dilation, groups and padding"):
-        from_module(module, (2, 8, 8), head=ActionHead("argmax"))
+FOLLOWED = {
+    "in place": lambda x, m: m.other(torch.relu_(x)),
+    "matrix": lambda x, m: torch.addmm(m.other.bias, x.tanh() @ m.other.weight, m.other.weight.t()),
+    "alpha": lambda x, m: torch.sub(x.tanh(), m.other(x), alpha=0.3),
+    "repeated": lambda x, m: (torch.relu(x).view(-1, 4, 1) * torch.arange(3)).flatten(1),
+    "to each": lambda x, m: (torch.relu(x).view(-1, 2, 2) + m.other(x)[:, :2].view(-1, 1, 2)).flatten(1),
+    "channels": lambda x, m: torch.cat([x.view(-1, 2, 2), m.other(x).view(-1, 2, 2)], 1).transpose(1, 2).flatten(1),
+    "length": lambda x, m: nn.functional.normalize(x, dim=-1),
+    "images": lambda x, m: m.images(x.view(-1, 1, 2, 2)),
+}
 
 
-def test_an_activation_in_place_is_followed_where_nothing_else_reads_its_input():
+@pytest.mark.parametrize("name", list(FOLLOWED))
+def test_calls_of_torch_compute_what_torch_does(name: str):
     torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 2))
+    module = Calls(FOLLOWED[name]).eval()
     policy = from_module(module, (4,), head=ActionHead("argmax"))
     rows = np.random.default_rng(0).standard_normal((20, 4)).astype(np.float32)
     with torch.no_grad():

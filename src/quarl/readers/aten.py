@@ -11,34 +11,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError, first_line
-from quarl.policy.operators import LEAKY_SLOPE, Shape
+from quarl.readers.torch_operators import MOVES, VIEWS
 
-PASSING = frozenset(["alias", "clone", "contiguous", "detach", "dropout", "feature_dropout", "identity"])
-CASTS = frozenset(["to", "_to_copy", "float"])
-RESHAPES = frozenset(["flatten", "unflatten", "view", "reshape", "_unsafe_view", "squeeze", "unsqueeze"])
-PARTS = frozenset(["slice", "select", "narrow", "chunk", "split", "split_with_sizes", "unbind", "permute", "transpose"])
 CONTEXTS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
-POOLING = frozenset(f"{kind}{axes}d" for kind in ("max_pool", "avg_pool", "adaptive_avg_pool") for axes in (1, 2))
-REDUCTIONS = frozenset(["mean", "sum"])
+SOFTMAX = frozenset(["softmax", "log_softmax"])
 ARITHMETIC = frozenset(["add", "sub", "rsub", "mul", "div"])
-IN_DOUBLE = PASSING | CASTS | ARITHMETIC | {"neg", "clamp", "clamp_min", "clamp_max", "clip"}
+ELEMENTWISE = ARITHMETIC | {"clamp", "clamp_min", "clamp_max", "clip", "expand_as"}
+"""Operators whose arguments broadcast."""
+IN_DOUBLE = ELEMENTWISE | VIEWS | {"neg"}
 """Operators that may compute in float64: constants are folded in it, and statistics keep a mean in two float32
 numbers."""
-FOLDED = PASSING | RESHAPES | PARTS | REDUCTIONS | ARITHMETIC | {"neg", "batch_norm", "output", "getitem"}
+FOLDED = ARITHMETIC | MOVES | VIEWS | {"mean", "sum", "neg", "batch_norm", "output", "getitem"}
 """Operators that can become part of the layer before them."""
-FUNCTIONS = frozenset(["relu", "tanh", "sigmoid", "silu", "mish", "hardswish", "hardsigmoid"])
-"""Activations without options."""
-SELU = (1.6732632423543772, 1.0507009873554805)
-"""alpha and scale of Klambauer et al. 2017."""
-BOUNDS = {"hardtanh": ("min_val", "max_val"), "clamp_min": ("min", ""), "clamp_max": ("", "max")}
-BOUNDS |= dict.fromkeys(("clamp", "clip"), ("min", "max"))
-"""Names of the lower and upper bound in the functions that clip."""
 WAYS: Mapping[tuple[str, ...], str] = {
     ("instance_norm", "group_norm", "rms_norm"): "use nn.LayerNorm or nn.BatchNorm",
     ("celu", "log_sigmoid", "shrink", "prelu", "softplus"): "use nn.SiLU, nn.ELU or another activation of torch's",
     ("lstm", ".gru.", "rnn_"): "it is recurrent, and policies with a memory are not supported",
+    ("batch_norm",): "a policy sees one row: use running statistics",
     ("log_softmax",): "leave it out: the largest score is the same without",
     (".argmax.", ".max.", "multinomial", "bernoulli"): "leave it out and return the scores: QuaRL chooses the action",
 }
@@ -131,49 +121,8 @@ def kind(node: torch.fx.Node) -> str:
 
 def tensors(node: torch.fx.Node) -> list[torch.Tensor]:
     """Return example tensors of the results of a node."""
-    results = node.meta["val"]
+    results: Any = node.meta.get("val")
     return list(results) if isinstance(results, list | tuple) else [results]
-
-
-def shape(node: Any) -> Shape:
-    """Return the shape of a node's value for one observation; the first shape if the node has several values."""
-    return tuple(tensors(node)[0].shape[1:])
-
-
-def arguments(node: torch.fx.Node) -> dict[str, Any]:
-    """Return the arguments of a call by name, in order; missing ones have the default of the operator's schema."""
-    schema = getattr(node.target, "_schema", None)  # Python's own operators have none
-    defaults = {} if schema is None else {argument.name: argument.default_value for argument in schema.arguments}
-    return {**defaults, **dict(zip(defaults, node.args, strict=False)), **node.kwargs}
-
-
-def pair(value: Any) -> tuple[int, int] | None:
-    """Return a layer's option as (rows, columns); None if it is not one or two whole numbers."""
-    numbers = list(value) if isinstance(value, list | tuple) else [value]
-    if not all(isinstance(n, int) for n in numbers) or len(numbers) not in (1, 2):
-        return None
-    return numbers[0], numbers[-1]
-
-
-def activation(kind: str, given: Mapping[str, Any], slopes: Array | None) -> tuple[Any, ...] | None:
-    """Return kind and settings of the Activation for a call; None if the graph has no such activation.
-
-    Args:
-        kind: Name of the ATen operator.
-        given: Arguments of the call by name.
-        slopes: Weight of a PReLU, if the call has one.
-    """
-    if kind == "gelu":
-        return ("gelu" if given["approximate"] == "none" else "gelu_tanh",)
-    if kind in FUNCTIONS or (kind == "softplus" and given["beta"] == 1):
-        return (kind,)
-    if kind == "selu" or (kind == "elu" and given["input_scale"] == 1):
-        settings = SELU if kind == "selu" else (float(given["alpha"]), float(given["scale"]))
-        return ("elu",) if settings == (1, 1) else ("selu", settings)
-    slope = slopes.item() if slopes is not None and slopes.size == 1 else given.get("negative_slope")
-    if slope is None:
-        return None
-    return ("leaky_relu",) if slope == LEAKY_SLOPE else ("prelu", (float(slope),))
 
 
 def instead(kind: str, otherwise: str = OTHERWISE) -> str:
@@ -182,12 +131,13 @@ def instead(kind: str, otherwise: str = OTHERWISE) -> str:
 
 
 def refusal(node: torch.fx.Node, why: str) -> UnsupportedError:
-    """Return an error that names the call and the module that makes it."""
+    """Return an error that names the call, the module that makes it and, for some operators, the way out."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path, cls = stack[-1] if stack else ("", "")
     cls = cls if isinstance(cls, str) else getattr(cls, "__name__", "")
     place = f"module {path!r} ({cls.rpartition('.')[2]})" if path else "the module's own code"
-    return UnsupportedError(f"{place} calls {node.target}: {why}")
+    way = instead(kind(node), why)
+    return UnsupportedError(f"{place} calls {node.target}: {why}{'' if way in why else '; ' + way}")
 
 
 def check_overwrites(node: torch.fx.Node) -> None:
@@ -196,5 +146,5 @@ def check_overwrites(node: torch.fx.Node) -> None:
     while isinstance(overwritten, torch.fx.Node):
         if len(overwritten.users) > 1:
             raise refusal(node, "it overwrites a value that is read elsewhere; use inplace=False")
-        view = kind(overwritten) in RESHAPES | PASSING | CASTS | PARTS
+        view = kind(overwritten) in VIEWS
         overwritten = overwritten.args[0] if view else None
