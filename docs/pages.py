@@ -291,4 +291,4 @@ if __name__ == "__main__":
     for name, page in pages.items():
         (PAGES / f"{name}.md").write_text(page.text)
     (ROOT / "README.md").write_text(readme())
-    sys.exit("\n".join(fault for page in pages.values() for fault in page.faults))
+    sys.exit("\n".join(fault for page in pages.values() for fault in page.faults) or None)
