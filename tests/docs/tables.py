@@ -63,10 +63,14 @@ GOALS = {
 }
 """Page: what its first block that writes, run in an empty folder, has written."""
 
+WILD = "../agents-wild/onnx"
 PLACED = {
     r"model\.zip": ("model.zip", "sb3/dqn/CartPole-v1_1/CartPole-v1.zip"),
     r"agent\.zip": ("agent.zip", "sb3/dqn/CartPole-v1_1/CartPole-v1.zip"),
     r"logs/dqn/CartPole-v1_1|dqn CartPole-v1 -f logs": ("logs/dqn/CartPole-v1_1", "sb3/dqn/CartPole-v1_1"),
     r"rl-trained-agents": ("rl-trained-agents", "sb3"),
+    r"exported/policy\.onnx|robot\.onnx|g1\S*": ("exported", f"{WILD}/mjlab-g1-velocity"),
+    r"player\.onnx": ("player.onnx", f"{WILD}/godot-player.onnx"),
+    r"walker\.onnx": ("walker.onnx", f"{WILD}/mlagents-walker-ripple.onnx"),
 }
 """What a page takes for the reader's, where none of its commands makes it: path, and where it lies among the agents."""
