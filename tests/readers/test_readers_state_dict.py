@@ -32,6 +32,9 @@ def checkpoint(library: str, layers: nn.Sequential, mean: np.ndarray, var: np.nd
     if library == "rsl_rl":
         actor = named("actor", layers) | {"std": torch.ones(3)} | named("critic", nn.Linear(6, 1))
         return {"model_state_dict": actor, "obs_norm_state_dict": statistics, "iter": 5, "infos": None}
+    if library == "rsl_rl-3":
+        own = {f"actor_obs_normalizer.{name}": tensor for name, tensor in statistics.items()}
+        return {"model_state_dict": named("actor", layers) | own, "optimizer_state_dict": {"state": {}}}
     if library == "rsl_rl-4":
         own = {f"obs_normalizer.{name}": tensor for name, tensor in statistics.items()}
         return {"actor_state_dict": named("mlp", layers) | own, "critic_state_dict": nn.Linear(6, 1).state_dict()}
@@ -47,12 +50,14 @@ def checkpoint(library: str, layers: nn.Sequential, mean: np.ndarray, var: np.nd
 
 NORMALIZED = {
     "rsl_rl": lambda x, mean, var: (x - mean) / (np.sqrt(var) + 1e-2),
+    "rsl_rl-3": lambda x, mean, var: (x - mean) / (np.sqrt(var) + 1e-2),
     "rsl_rl-4": lambda x, mean, var: (x - mean) / (np.sqrt(var) + 1e-2),
     "rl_games": lambda x, mean, var: np.clip((x - mean) / np.sqrt(var + 1e-5), -5, 5),
     "skrl": lambda x, mean, var: np.clip((x - mean) / (np.sqrt(var) + 1e-8), -5, 5),
 }
 YAML = {
     "rsl_rl": "policy: {activation: elu, actor_hidden_dims: [16, 8]}",
+    "rsl_rl-3": "policy: {activation: tanh, actor_hidden_dims: [16, 8]}",
     "rsl_rl-4": "actor: {activation: swish}\ncritic: {activation: tanh}",
     "rl_games": "params: {network: {mlp: {activation: elu}}}",
     "skrl": "models: {policy: {network: [{name: net, activations: tanh}]}}",
@@ -73,7 +78,9 @@ def test_checkpoints_act_as_their_modules(library, tmp_path, capsys):
     agent = quarl.load(tmp_path / "nn" / "model.pt")
     assert np.abs(agent.predict(x)[0] - wanted).max() < 1e-5
     said = capsys.readouterr().err
-    assert f"{library.removesuffix('-4')}: layers 6-16-8-3 from the tensors' names and shapes" in said
+    assert (
+        f"{library[:-2] if library[-2] == '-' else library}: layers 6-16-8-3 from the tensors' names and shapes" in said
+    )
     assert "agent.yaml, normalized by " in said
 
 
@@ -86,8 +93,16 @@ def test_checkpoints_without_agent_yaml_need_an_activation(tmp_path):
         quarl.load(tmp_path / "model.pt", activation="sine")
     with pytest.raises(quarl.QuarlError, match="contains its normalizer and names no algorithm: drop them"):
         quarl.load(tmp_path / "model.pt", activation="tanh", normalize="none")
+    (tmp_path / "agent.yaml").write_text("policy: {activation: crelu}")
+    with pytest.raises(quarl.QuarlError, match="activation 'crelu' is not one of relu, tanh"):
+        quarl.load(tmp_path / "model.pt")
     agent = quarl.load(tmp_path / "model.pt", activation="tanh", head="clip:-1,1")
     assert np.abs(agent.predict(np.full((1, 6), 9, np.float32))[0]).max() <= 1
+
+
+ONE = {"actor.0.weight": torch.ones(3, 6), "actor.0.bias": torch.ones(3)}
+NAN = {**ONE, "actor.0.weight": torch.full((3, 6), torch.nan)}
+MEAN = {**ONE, "actor_obs_normalizer._mean": torch.ones(6)}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +110,16 @@ def test_checkpoints_without_agent_yaml_need_an_activation(tmp_path):
     [
         ({"actor.0.weight": torch.ones(8, 6), "actor.0.bias": torch.ones(8), "actor.2.weight": torch.ones(3, 7),
           "actor.2.bias": torch.ones(3)}, "layer 'model_state_dict.actor.2' reads 7 numbers, not 8"),
-        ({"actor.0.weight": torch.ones(8), "actor.0.bias": torch.ones(8)}, "is not a dense layer with a bias"),
+        ({"actor.0.weight": torch.ones(8), "actor.0.bias": torch.ones(8)}, "is not a dense float32 layer with a"),
+        ({"actor.0.weight": torch.ones(3, 6)}, "'model_state_dict.actor.0' is not a dense float32 layer with a bias"),
+        ({name: tensor[:, :0] if tensor.ndim > 1 else tensor for name, tensor in ONE.items()}, "is not a dense float"),
+        ({name: tensor.int() for name, tensor in ONE.items()}, "is not a dense float32 layer with a bias"),
+        ({name: tensor.half() for name, tensor in ONE.items()}, "0.weight' has half precision; save the module as fl"),
+        (NAN, "holds NaN or infinity"),
+        ({name + end: torch.ones(3) for name in ("actor.0", "actor.00") for end in (".weight", ".bias")}, "share a nu"),
+        (MEAN, "_mean' has no variance of its size"),
+        ({**MEAN, "actor_obs_normalizer._var": torch.ones(5)}, "_mean' has no variance of its size"),
+        ({**MEAN, "actor_obs_normalizer._var": -torch.ones(6)}, "variance of layer 'normalized' holds NaN"),
         ({"actor.0.weight": torch.ones(8, 6), "memory_a.rnn.weight_ih_l0": torch.ones(8, 6)}, "is part of a memory"),
         ({"other.weight": torch.ones(8, 6)}, "holds tensors by name, not what to compute with them"),
     ],

@@ -97,8 +97,6 @@ class Archive:
             self.names.setdefault(id(value), name)
             return value
         if id(value) not in self.arrays:
-            array = dense(value, self.storages[folder], f"{self.where}: {name[:80]!r}")
-            if value.args[0].args[0][1].name in ("HalfStorage", "BFloat16Storage"):
-                raise UnsupportedError(f"{self.where}: {name[:80]!r} has half precision; save the module as float32")
+            array = dense(value, self.storages[folder], f"{self.where}: {name[:80]!r}", halves=False)
             self.arrays[id(value)], self.names[id(array)] = array, name
         return self.arrays[id(value)]

@@ -19,6 +19,8 @@ from quarl.policy.operators import ACTIVATIONS, OBSERVATION, Normalize, Op, mlp
 from quarl.readers import action_heads
 from quarl.readers.torch_file import read_nested
 
+KINDS = tuple(kind for kind in ACTIVATIONS if kind not in ("clip", "prelu", "selu"))
+"""Activations that have no numbers, which agent.yaml does not hold."""
 SAME = {"swish": "silu", "lrelu": "leaky_relu", "leakyrelu": "leaky_relu"}
 """QuaRL's names of activations, by those of the libraries."""
 MEMORY = re.compile(r"\b(rnn|lstm|gru|memory_a|memory)\b")
@@ -66,15 +68,17 @@ def read(file: Opened, activation: str = "", head: str = "") -> Policy | None:
     Raises:
         QuarlError: The layers do not form a chain, or the activation is unknown.
     """
-    arrays = read_nested(file.contents(), str(file.path))
+    arrays = read_nested(file.contents(), str(file.path), halves=False)
     for library in LIBRARIES:
-        numbered = {int(m[1]): name for name in arrays if (m := re.fullmatch(library.layers, name))}
-        if numbered:
+        matches = [(int(m[1][-9:]), name) for name in arrays if (m := re.fullmatch(library.layers, name))]
+        if numbered := dict(matches):
             break
     else:
         return None
     if memory := next(filter(MEMORY.search, arrays), None):
         raise UnsupportedError(f"{file.path}: {memory!r} is part of a memory, and actors with one are not read")
+    if len(numbered) < len(matches):
+        raise QuarlError(f"{file.path}: layers {', '.join(repr(name) for _, name in matches)[:200]} share a number")
     names = [numbered[number].removesuffix(".weight") for number in sorted(numbered)] + [library.last] * bool(
         library.last
     )
@@ -83,11 +87,11 @@ def read(file: Opened, activation: str = "", head: str = "") -> Policy | None:
         if weight.shape[1] != before.shape[0]:
             raise QuarlError(f"{file.path}: layer {name!r} reads {weight.shape[1]} numbers, not {before.shape[0]}")
     kind, origin = (activation, "--activation") if activation else _activation(file, library)
-    if (kind := SAME.get(kind.lower(), kind.lower())) not in ACTIVATIONS:
-        raise QuarlError(f"{file.path}: activation {kind[:40]!r} is not one of {', '.join(ACTIVATIONS)}")
+    if (kind := SAME.get(kind.lower(), kind.lower())) not in KINDS:
+        raise QuarlError(f"{file.path}: activation {kind[:40]!r} is not one of {', '.join(KINDS)}; {ROUTE}")
     ops, source = list[Op](), OBSERVATION
     if mean := next((name for name in arrays if re.fullmatch(library.mean, name)), ""):
-        ops.append(_normalizer(arrays, mean, library))
+        ops.append(_normalizer(arrays, mean, library, f"{file.path}"))
         source = ops[0].name
     ops += mlp(layers, kind, source)
     size = layers[-1][1].shape[0]
@@ -108,17 +112,24 @@ def read(file: Opened, activation: str = "", head: str = "") -> Policy | None:
 def _layer(arrays: Mapping[str, Array], name: str, where: str) -> tuple[str, Array, Array]:
     """Return name, weight [out, in] and bias [out] of a dense layer."""
     weight, bias = arrays.get(f"{name}.weight"), arrays.get(f"{name}.bias")
-    if weight is None or bias is None or weight.ndim != 2 or bias.shape != weight.shape[:1]:
-        raise UnsupportedError(f"{where}: {name!r} is not a dense layer with a bias; {ROUTE}")
+    if (
+        weight is None
+        or bias is None
+        or (weight.ndim, weight.shape[:1]) != (2, bias.shape)
+        or not (weight.size and weight.dtype == bias.dtype == np.float32)
+    ):
+        raise UnsupportedError(f"{where}: {name!r} is not a dense float32 layer with a bias; {ROUTE}")
     return name, weight, bias
 
 
-def _normalizer(arrays: Mapping[str, Array], mean: str, library: Library) -> Normalize:
+def _normalizer(arrays: Mapping[str, Array], mean: str, library: Library, where: str) -> Normalize:
     """Return the operator that normalizes observations as the library does."""
     names = [mean.removesuffix("mean") + end for end in ("var", "variance")]
-    variance = next(arrays[name] for name in names if name in arrays).astype(np.float64).reshape(-1)
+    variance = next((arrays[name] for name in names if name in arrays), None)
+    if variance is None or variance.size != arrays[mean].size:
+        raise QuarlError(f"{where}: {mean!r} has no variance of its size; save the checkpoint again")
     beside_std, epsilon = library.epsilons
-    center = arrays[mean].astype(np.float64).reshape(-1)
+    center, variance = (array.astype(np.float64).reshape(-1) for array in (arrays[mean], variance))
     return Normalize("normalized", (OBSERVATION,), center, (np.sqrt(variance) + beside_std) ** 2, epsilon, library.clip)
 
 

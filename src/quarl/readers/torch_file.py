@@ -63,17 +63,17 @@ def read_tensors(data: bytes, where: str) -> dict[str, Array]:
         return _arrays(state.items(), storages, where)
 
 
-def read_nested(data: bytes, where: str) -> dict[str, Array]:
+def read_nested(data: bytes, where: str, *, halves: bool = True) -> dict[str, Array]:
     """Return the arrays of a checkpoint: tensors of nested dicts, with names joined by dots.
 
-    Other entries are left out.
+    Other entries are left out. Numbers of half precision become float32, or are refused without `halves`.
     """
     with reading(where):
         state, storages = _load(data, where)
         if not isinstance(state, dict):
             raise QuarlError(f"{where} holds a {_kind(state)}, not parameters by name")
         tensors = (entry for entry in _entries(state, "", MAX_NESTING) if is_tensor(entry[1]))
-        return _arrays(tensors, storages, where)
+        return _arrays(tensors, storages, where, halves)
 
 
 def is_script(names: Collection[str]) -> bool:
@@ -97,12 +97,16 @@ def is_tensor(value: Any) -> bool:
     return isinstance(value, Inert) and value.called and value.path.startswith(_REBUILD)
 
 
-def _arrays(entries: Iterable[tuple[str, Any]], storages: Mapping[str, Bytes], where: str) -> dict[str, Array]:
+def _arrays(
+    entries: Iterable[tuple[str, Any]], storages: Mapping[str, Bytes], where: str, halves: bool = True
+) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
     for name, value in entries:
         if len(arrays) >= MAX_MEMBERS:
             raise QuarlError(f"{where} has more than the {MAX_MEMBERS:,} tensors that are read")
-        arrays[name] = dense(value, storages, f"{where}: {name[:80]!r}")
+        if name in arrays:
+            raise QuarlError(f"{where} has two tensors named {name[:80]!r}; it is damaged or forged")
+        arrays[name] = dense(value, storages, f"{where}: {name[:80]!r}", halves=halves)
     return arrays
 
 
@@ -172,8 +176,15 @@ def _dtype(kind: Any) -> np.dtype[Any] | None:
     return None if dtype is None else np.dtype(dtype)
 
 
-def dense(value: Any, storages: Mapping[str, Bytes], where: str) -> Array:
-    """Return the numbers of a dense tensor; every number that describes it comes from the file."""
+def dense(value: Any, storages: Mapping[str, Bytes], where: str, *, halves: bool = True) -> Array:
+    """Return the numbers of a dense tensor; every number that describes it comes from the file.
+
+    Args:
+        value: The inert tensor.
+        storages: Bytes of storages by key.
+        where: The tensor in errors.
+        halves: Widen numbers of half precision to float32; otherwise refuse them.
+    """
     if isinstance(value, Inert) and value.path.startswith(f"{_REBUILD}parameter") and value.args:
         value = value.args[0]  # ignore the other state of a parameter
     if not is_tensor(value):
@@ -194,6 +205,8 @@ def dense(value: Any, storages: Mapping[str, Bytes], where: str) -> Array:
     dtype, numbers = _dtype(spelt), storages[kept[2]]
     if dtype is None:
         raise UnsupportedError(f"{where} holds {_kind(spelt).lower()[:40]} numbers; save it as float32")
+    if dtype.itemsize < 4 and dtype.kind in "fV" and not halves:
+        raise UnsupportedError(f"{where} has half precision; save the module as float32")
     for sizes in (shape, strides, (offset,)):
         if not isinstance(sizes, tuple) or not all(type(n) is int and 0 <= n < MAX_INDEX for n in sizes):
             raise QuarlError(f"{where} has an impossible shape; the file is damaged")

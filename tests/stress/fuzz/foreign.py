@@ -57,6 +57,13 @@ def onnx_files() -> tuple[bytes, ...]:
     return (*(write(policy, 1) for policy in policies), other.SerializeToString())
 
 
+def actor_file() -> bytes:
+    """A checkpoint of rsl_rl with a normalizer."""
+    layers = {"mlp.0.weight": torch.ones(4, 3), "mlp.0.bias": torch.ones(4)}
+    own = {f"obs_normalizer._{name}": torch.ones(1, 3) for name in ("mean", "var")}
+    return saved({"actor_state_dict": layers | own, "iter": 3})
+
+
 def onnx_opens(data: bytes) -> None:
     onnx.load_model_from_string(data)
 

@@ -150,6 +150,13 @@ def parsers() -> dict[str, Parser]:
             other.onnx_opens,
             other.onnx_files(),
         ),
+        Parser(
+            "actor",
+            lambda d, f: load.read(_put(d, f, "m.pt"), activation="elu"),
+            other.torch_inside,
+            other.torch_opens,
+            (other.actor_file(),),
+        ),
     )
     return {row.name: row for row in rows}
 

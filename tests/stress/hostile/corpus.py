@@ -13,12 +13,13 @@ import base64
 import contextlib
 import io
 import json
+import os
 import resource
 import stat
 import time
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,8 +36,7 @@ from stress.hostile.pickles import payloads, system
 
 MEMORY = 2**31
 """Bytes of address space that reading may take beyond what the process starts with."""
-Files = dict[str, bytes]
-Row = tuple[str, str, Files]
+Row = tuple[str, str, Mapping[str, bytes | Path | int]]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,13 @@ def build(folder: Path, canary: Path) -> list[Case]:
         for relative, data in files.items():
             path = root / relative
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+            if isinstance(data, Path):
+                path.symlink_to(data)
+            elif data == -1:
+                os.mkfifo(path)
+            else:
+                path.write_bytes(data if isinstance(data, bytes) else b"")
+                os.truncate(path, len(data) if isinstance(data, bytes) else data)
         # a zoo run is handed over as its folder, as its user would do it
         cases.append(Case(name, mechanism, root / Path(next(iter(files))).parts[0]))
     return cases
@@ -83,7 +89,7 @@ def load(case: Case, canary: Path) -> dict[str, object]:
 def _read(path: Path) -> object:
     """Its policy, or its weights where it is of a kind that holds no policy."""
     kind = weights_only.recognize(path)
-    if kind == "onnx":
+    if kind == "onnx" or path.name == "model.pt":
         with contextlib.suppress(QuarlError):
             weights_only.read_weights(path, kind)
         return load_policy(path)
@@ -91,7 +97,10 @@ def _read(path: Path) -> object:
 
 
 def _rows(canary: Path) -> Iterator[Row]:
-    """(mechanism, name, files by relative path, the model first)."""
+    """(mechanism, name, files by relative path, the model first).
+
+    A file is its bytes, the target of a link, or the size of holes; -1 is a FIFO.
+    """
     yield from _data(canary)
     yield from _torch(canary)
     yield from _statistics(canary)

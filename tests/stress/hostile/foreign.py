@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,20 +15,21 @@ import torch
 from onnx import helper, numpy_helper
 from torch import nn
 
-from sb3_archives import unzipped, zipped
+from sb3_archives import saved, unzipped, zipped
 from stress.fuzz import foreign as other
 from stress.fuzz.pickles import pickled
 from stress.fuzz.protobuf import varint
 from stress.hostile.pickles import payloads
 
 Files = dict[str, bytes]
-Row = tuple[str, str, Files]
+Row = tuple[str, str, Mapping[str, bytes | Path | int]]
 SIZES = "absurd sizes"
 
 
 def rows(canary: Path) -> Iterator[Row]:
     """(mechanism, name, files by relative path, the model first)."""
     yield from _torch(canary)
+    yield from _checkpoints(canary)
     yield from _script()
     yield from _onnx()
     yield from _safetensors()
@@ -52,6 +54,28 @@ def _torch(canary: Path) -> Iterator[Row]:
     yield "exponential or quadratic work", "state-dict-nested", {"m.pt": zipped({**members, member: nested + b"."})}
     deep = b"\x80\x02" + b"}X\x01\x00\x00\x00a" * 30_000 + b"}" + b"s" * 30_000 + b"."
     yield "exponential or quadratic work", "state-dict-deep", {"m.pt": zipped({**members, member: deep})}
+
+
+def _checkpoints(canary: Path) -> Iterator[Row]:
+    """Checkpoints of rsl_rl, and the agent.yaml that has their activation."""
+    mechanism, yaml, ones = "layers by name", b"policy: {activation: elu}", torch.ones(3, 6)
+    layer: dict[str, Any] = {"actor.0.weight": ones, "actor.0.bias": torch.ones(3)}
+    deep = functools.reduce(lambda state, _: {"model_state_dict": state}, range(200), layer)
+    for name, state in {
+        "deep": deep,
+        "huge": layer | {"actor.0.weight": torch.ones(1, 1).expand(2**20, 2**20)},
+        "numbers": layer | {"actor.00.weight": ones},
+    }.items():
+        yield mechanism, f"actor-{name}", {"model.pt": saved({"model_state_dict": state}), "agent.yaml": yaml}
+    twice = {"model_state_dict": layer, "model_state_dict.actor": {"0.weight": ones}}
+    yield mechanism, "actor-names", {"model.pt": saved(twice), "agent.yaml": yaml}
+    files: Mapping[str, bytes | Path | int] = {
+        **{"fifo": -1, "link": Path("/etc/passwd"), "device": Path("/dev/zero"), "holes": 10**8, "list": b"- policy"},
+        "terminal": b'policy: {activation: "\\e[2J"}',
+        "tag": f"policy: !!python/object/apply:os.system ['touch {canary}']".encode(),
+    }
+    for name, content in files.items():
+        yield mechanism, f"agent-yaml-{name}", {"model.pt": saved({"model_state_dict": layer}), "agent.yaml": content}
 
 
 @functools.cache
@@ -91,6 +115,7 @@ def _script() -> Iterator[Row]:
 def _onnx() -> Iterator[Row]:
     mechanism = "paths in a model"
     beside = {"secret.bin": np.ones(8, np.float32).tobytes()}
+    odd = {"link.bin": Path("secret.bin"), "outside.bin": Path("/etc/passwd"), "fifo.bin": -1, "terabyte.bin": 2**40}
     for name, location in {
         "parent": "../secret.bin",
         "absolute": "/etc/passwd",
@@ -101,8 +126,15 @@ def _onnx() -> Iterator[Row]:
         "empty": "",
         "nul": "secret.bin\0.txt",
         "folder": ".",
+        **{name: f"{name}.bin" for name in ("link", "outside", "fifo", "terabyte")},
     }.items():
-        yield mechanism, f"onnx-external-{name}", {"m.onnx": _external(location), **beside}
+        yield mechanism, f"onnx-external-{name}", {"m.onnx": _external(location), **beside, **odd}
+    product = helper.make_node("MatMul", ["x", "w"], ["y"])
+    for name, other_place in {"twins": "secret.bin", "spelling": "./secret.bin"}.items():
+        weights = [_outside("w", "secret.bin", length="32"), _outside("v", other_place, offset="16")]
+        yield mechanism, f"onnx-external-{name}", {"m.onnx": _model([product], weights), "secret.bin": bytes(64)}
+    node = helper.make_node("Constant", [], ["w"], value=_outside("w", "secret.bin"))
+    yield mechanism, "onnx-external-constant", {"m.onnx": _model([node, product], []), **beside}
     for name, entries in {
         "offset": {"offset": str(2**62)},
         "negative": {"offset": "-8"},
@@ -154,13 +186,18 @@ def _onnx() -> Iterator[Row]:
     yield "exponential or quadratic work", "onnx-functions", {"m.onnx": made.SerializeToString()}
 
 
-def _external(location: str, **entries: str) -> bytes:
-    weight = numpy_helper.from_array(np.zeros((4, 2), np.float32), "w")
+def _outside(name: str, location: str, **entries: str) -> onnx.TensorProto:
+    """A weight whose numbers are in another file."""
+    weight = numpy_helper.from_array(np.zeros((4, 2), np.float32), name)
     weight.ClearField("raw_data")
     weight.data_location = onnx.TensorProto.EXTERNAL
     for key, value in {"location": location, **entries}.items():
         weight.external_data.add(key=key, value=value)
-    return _model([helper.make_node("MatMul", ["x", "w"], ["y"])], [weight])
+    return weight
+
+
+def _external(location: str, **entries: str) -> bytes:
+    return _model([helper.make_node("MatMul", ["x", "w"], ["y"])], [_outside("w", location, **entries)])
 
 
 def _policy(nodes: list[onnx.NodeProto], *constants: onnx.TensorProto) -> bytes:
