@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import io
+import re
 from pathlib import Path
 
 import gymnasium
@@ -19,6 +19,8 @@ from quarl.cli import main
 from quarl.engines.numpy_operators import as_float
 from quarl.errors import QuarlError
 from quarl.export import contract
+from quarl.export.equal import VerifyRow
+from quarl.export.verification import verify
 from quarl.policy.operators import Normalize
 from quarl.readers import load
 from refusals import refused
@@ -226,6 +228,7 @@ def test_functions_of_the_file_are_followed_with_their_attributes(tmp_path: Path
 INPUTS = {"obs": [None, 4], "memory": [None, 4], "gain": [None, 1]}
 STATE = {"inputs": INPUTS, "outputs": {"actions": None, "later": [None, 4]}}
 REFUSED = {
+    "unread": ("Erf h > p; Relu h > q", {"outputs": {"p": None, "q": None}}, "'q', 'p'; choose the action with --out"),
     "operator": ("Erf@/actor/Erf h > actions", {}, "operator Erf ('/actor/Erf'): it is not in the operator set"),
     "head": ("Relu h > output", {"outputs": {"output": None}}, "choose one of --head raw, clip[:LOW,HIGH]"),
     "outputs": ("Relu h > p; Tanh h > q", {"outputs": {"p": None, "q": None}}, "'p', 'q'; choose the action with --ou"),
@@ -290,32 +293,72 @@ def test_digest_covers_the_model_and_its_external_data(tmp_path: Path):
     assert load.read(path).head.kind == "tanh"
 
 
+def test_external_data_overlaps_nowhere_and_is_no_link(tmp_path: Path):
+    path = put(tmp_path, two_layers(TANH))
+    onnx.save(onnx.load(path), path, save_as_external_data=True, location="m.data", size_threshold=0)
+    made = onnx.load(path, load_external_data=False)
+    (tmp_path / "m.data").rename(tmp_path / "other.data")
+    (tmp_path / "m.data").symlink_to("other.data")
+    with pytest.raises(QuarlError, match=r"refer to 'm\.data', which is not a file of its folder"):
+        load.read(path)
+    next(entry for entry in made.graph.initializer[1].external_data if entry.key == "offset").value = "44"
+    with pytest.raises(QuarlError, match=r"two of its weights overlap in 'm\.data'"):
+        load.read(put(tmp_path, made))
+
+
+@pytest.mark.slow
+def test_export_is_verified_with_the_choices_of_its_agent(tmp_path: Path):
+    """The other output of the file balances CartPole's pole, and this one does not."""
+    ends = {"obs": [None, 4], "gain": [None, 1]}, {"p": None, "q": None}
+    arrays = {"w": np.float32([[0, 0], [0, 0], [-1, 1], [-1, 1]])}
+    made = model("MatMul obs w > h; Mul h gain > p; Relu h > q", arrays, *ends)
+    words = ["--output-name", "p", "--fix", "gain=-1", "--head", "argmax", "--env", "CartPole-v1", "--episodes", "1"]
+    assert main(["export", str(put(tmp_path, made)), *words, "-o", str(tmp_path / "out")]) == 0
+    *_, played = (each for each in verify(tmp_path / "out", ["litert"], episodes=10) if isinstance(each, VerifyRow))
+    assert re.search(r"fp32 [89]\.\d;", played.detail)
+
+
 class Deterministic(torch.nn.Module):
-    """The module that Stable-Baselines3's guide exports: actions, and values beside them."""
+    """The module that Stable-Baselines3's guide exports: actions, of PPO with values beside them."""
 
     def __init__(self, policy: torch.nn.Module) -> None:
         super().__init__()
         self.policy = policy
 
-    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(self, observation: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
         return self.policy(observation, deterministic=True)
 
 
+VECTOR, PIXELS = gymnasium.spaces.Box(-9, 9, (4,)), gymnasium.spaces.Box(0, 255, (1, 36, 36), np.uint8)
+ARM = gymnasium.spaces.Box(-1, 1, (3,))
+AGENTS = {
+    "ppo": ("common.policies", "ActorCriticPolicy", VECTOR, ARM, "clip"),
+    "ppo-discrete": ("common.policies", "ActorCriticPolicy", VECTOR, gymnasium.spaces.MultiDiscrete([3, 2]), ""),
+    "ppo-cnn": ("common.policies", "ActorCriticCnnPolicy", PIXELS, gymnasium.spaces.Discrete(3), ""),
+    "sac": ("sac.policies", "SACPolicy", VECTOR, ARM, ""),
+    "dqn": ("dqn.policies", "DQNPolicy", VECTOR, gymnasium.spaces.Discrete(3), ""),
+    "td3": ("td3.policies", "TD3Policy", VECTOR, ARM, ""),
+}
+"""Modules and names of policies of Stable-Baselines3, their spaces, and the head that the file leaves open."""
+WAYS = [*((name, way) for name in AGENTS for way in ("tracing", "dynamo")), ("dqn", "script"), ("td3", "script")]
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("dynamo", [False, True])
-@pytest.mark.parametrize("kind", ["box", "discrete"])
-def test_exported_sb3_agent_acts_as_in_torch(kind: str, dynamo: bool, tmp_path: Path, monkeypatch):
+@pytest.mark.parametrize(("name", "way"), WAYS)
+def test_exported_sb3_agent_acts_as_in_torch(name: str, way: str, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", False)  # torch.export cannot follow it
-    policies = require.module("stable_baselines3.common.policies")
-    if dynamo:
+    file, kind, observed, acted, head = AGENTS[name]
+    made = getattr(require.module(f"stable_baselines3.{file}"), kind)(observed, acted, lambda _: 1e-3).eval()
+    module, observations = Deterministic(made), np.stack([observed.sample() for _ in range(50)])
+    first = torch.from_numpy(observations[:1])
+    if way == "dynamo":
         require.module("onnxscript")
-    space = gymnasium.spaces.Box(-1, 1, (3,)) if kind == "box" else gymnasium.spaces.Discrete(3)
-    policy = policies.ActorCriticPolicy(gymnasium.spaces.Box(-9, 9, (4,)), space, lambda _: 1e-3).eval()
-    module, observations, buffer = Deterministic(policy), random(50, 4), io.BytesIO()
-    options = {"input_names": ["observation"], "output_names": ["actions", "values", "log_prob"], "dynamo": dynamo}
-    torch.onnx.export(module, (torch.zeros(1, 4),), buffer, verbose=False, **options)
-    (tmp_path / "m.onnx").write_bytes(buffer.getvalue())
-    made = load.read(tmp_path / "m.onnx", output_name="actions")
-    with torch.no_grad():
-        want = module(torch.from_numpy(observations))[0].numpy()
-    np.testing.assert_allclose(actions(made, observations), want, rtol=1e-5, atol=1e-6)
+    if way == "script":
+        torch.jit.trace(module, (first,), check_trace=False).save(path := tmp_path / "m.pt")
+    else:
+        names = ["actions", "values", "log_prob"][: 3 if name.startswith("ppo") else 1]
+        options = {"input_names": ["observation"], "output_names": names, "dynamo": way == "dynamo"}
+        torch.onnx.export(module, (first,), path := tmp_path / "m.onnx", verbose=False, **options)
+    agent = quarl.load(path, head=head, output_name="actions" if name.startswith("ppo") else "")
+    want, _ = made.predict(observations, deterministic=True)
+    np.testing.assert_allclose(agent.predict(observations)[0], want, atol=1e-5)

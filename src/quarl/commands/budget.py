@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 from quarl import formats
 from quarl.commands import model, terminal
-from quarl.config import BudgetConfig
+from quarl.config import BudgetConfig, PtqConfig
 from quarl.errors import QuarlError
 from quarl.export.footprint import footprint
 from quarl.judging import fidelity_on
 from quarl.latency.file_latency import in_precisions
+from quarl.policy.artifact import CHOICES
 from quarl.policy.graph import is_quantized
 from quarl.readers import find, load
 from quarl.rows import Column, ErrorMax, ErrorRms, Precision, Row
@@ -77,6 +78,7 @@ def run(config: BudgetConfig) -> int | None:
     fitting = ", ".join(f"{row.precision} as {row.target}" for row in rows if row.fits)
     about = f"Fits: {fitting}." if fitting else "Nothing fits; use fewer bits or a smaller network."
     named = shlex.join([*config.model, *(["-f", str(config.folder)] if config.folder else [])])
-    loss = f"To measure the return at each precision: quarl ptq {named} --mode static"
+    same = {name: getattr(config, name) for name in ("model", "folder", *CHOICES)}
+    loss = f"To measure the return at each precision: {PtqConfig(**same, mode='static').command_line()}"
     terminal.tell(config, BudgetRow, rows, "Footprint of one policy", *said, about, loss, model=named)
     return None if fitting else NOTHING_FITS

@@ -88,7 +88,7 @@ def contract(
         "spec": policy.spec.to_json(),
         "arithmetic": arithmetic,
         "io": "float",
-        "source": {**source, **{name: of[name] for name in (*SOURCE, "metadata") if name in of}},
+        "source": {**source, **{name: of[name] for name in (*SOURCE, "metadata", "choices") if name in of}},
         "environment": {name: of[field] for name, field in ENVIRONMENT.items()},
         "observation": {
             "shape": list(policy.observation_shape),

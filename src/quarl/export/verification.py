@@ -147,8 +147,8 @@ def verify(
         yield "left out, because they need an environment: rollout and return; name one with --env"
     elif policy is not None:
         compared["rollout"] = golden.computed(policy, _rollout(policy, home_of(policy, env_id), seed + 1))
-    plays = folder is not None and home is not None and episodes
-    baseline = (yield from _baseline(path.parent, full, agent, episodes, seed, env_id)) if plays else None
+    plays = home if folder is not None and episodes else None
+    baseline = None if plays is None else (yield from _baseline(path.parent, full, agent, episodes, seed, plays))
     # Compare and play the file in each runtime; only code that equals a new export is run in this process.
     for name in names or runtimes.for_file(path):
         if not names and name in EMULATED:
@@ -177,12 +177,11 @@ def verify(
 
 
 def _baseline(
-    folder: Path, full: dict[str, Any], agent: Path | None, episodes: int, seed: int, env_id: str | None
+    folder: Path, full: dict[str, Any], agent: Path | None, episodes: int, seed: int, home: Environment
 ) -> Generator[str, None, Array | None]:
     """Return the episodes of the exported agent in fp32; if it cannot play, yield the reason and return None."""
     try:
-        source = _source(folder, full, agent)
-        return _return(source, "litert", episodes, seed, home_of(source, env_id))
+        return _return(_source(folder, full, agent), "litert", episodes, seed, home)
     except QuarlError as error:
         yield f"left out: return against fp32 ({error})"
         return None
@@ -341,7 +340,7 @@ def _source(folder: Path, full: dict[str, Any], agent: Path | None) -> Quantized
         raise QuarlError(f"its agent {name!r} is not beside {folder}: name it with --agent")
     if contract.sha256(load.contents(file)) != full["source"]["sha256"]:
         raise QuarlError(f"{file} was not exported here, or has changed since")
-    policy = load.read(file)
+    policy = load.read(file, **full["source"].get("choices", {}))
     return policy if isinstance(policy, QuantizedPolicy) else quantize(policy, EXACT)
 
 

@@ -34,6 +34,8 @@ from quarl.quant.spec import QuantSpec
 HEAD_ARRAYS = ("low", "high", "log_std")
 HEAD_SETTINGS = ("segments", "zero_based")
 """Settings that are written only for a head that has them."""
+CHOICES = ("head", "output_name", "fix", "activation")
+"""Keys of Provenance.choices."""
 FORMAT = "quarl-policy"
 VERSION = 4
 """Version of a file that older readers would misread.
@@ -242,7 +244,7 @@ def provenance_to_json(provenance: Provenance) -> dict[str, Any]:
     values = {field.name: getattr(provenance, field.name) for field in fields(provenance) if field.name != "longest"}
     wrappers = [(name, dict(kwargs)) for name, kwargs in provenance.wrappers]
     values |= {"env_kwargs": dict(provenance.env_kwargs), "wrappers": wrappers}
-    return {name: value for name, value in values.items() if value or name != "metadata"}
+    return {name: value for name, value in values.items() if value or name not in ("metadata", "choices")}
 
 
 def provenance_from_json(entry: Mapping[str, Any]) -> Provenance:
@@ -258,6 +260,10 @@ def provenance_from_json(entry: Mapping[str, Any]) -> Provenance:
         stochastic=bool(entry["stochastic"]),
         origin=_word(entry["origin"]),
         metadata=as_metadata(dict(entry.get("metadata", {})).items()),
+        choices={
+            _one_of(name, CHOICES): _word(value) if name != "fix" else {_word(k): _number(n) for k, n in value.items()}
+            for name, value in dict(entry.get("choices", {})).items()
+        },
     )
 
 

@@ -166,6 +166,9 @@ class Provenance:
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Text that the exporter put into the file, such as names of joints and scales of actions, as `as_metadata` bounds
     it. It is shown in contracts, and never applied."""
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments with which `load.read` read a file that does not define its actions: head, output_name, fix and
+    activation, without empty ones."""
 
     def title(self, env_id: str | None = None) -> str:
         """Return the agent in a few words, as in dqn on CartPole-v1, in the environment `env_id` if one is given."""

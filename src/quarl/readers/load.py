@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,10 @@ def read(
             f"{path} is a checkpoint of flax or Brax, which has no names of layers: {state_dict.ROUTE}"
         )
     with reading(path):
-        stated = {"head": head, "output": output_name, "fix": fix, "activation": activation}
+        stated = {"head": head, "output_name": output_name, "fix": dict(fix or {}), "activation": activation}
         policy = _read(find.opened(path), algo, normalize, frame_stack, stated)
+    choices = {name: value for name, value in stated.items() if value}
+    policy = replace(policy, provenance=replace(policy.provenance, choices=choices))
     said = f"{policy.provenance.algo or 'no algorithm'}, {policy.num_weights:,} weights, {normalizer.sentence(policy)}"
     detail(f"read {path} in {time.perf_counter() - start:.2f} s: {said}")
     return policy
@@ -77,11 +80,11 @@ def _read(
         source = beside if beside.is_file() else "the .quarl or .safetensors policy or the model that it was made from"
         raise QuarlError(f"{path} is a file of TensorFlow, which is not read: name {source}")
     if file.is_zip and is_script(file.names):
-        if normalize is not None or algo or any(stated[name] for name in ("output", "fix", "activation")):
+        if normalize is not None or algo or any(stated[name] for name in ("output_name", "fix", "activation")):
             raise QuarlError(f"{path} is TorchScript, which defines all but its head: give it no option but --head")
         return torchscript.read(file, stated["head"])
     kind, activation = weights_only.recognize(file), str(stated["activation"])
-    needless = {"onnx": ("activation",), "torch": ("output", "fix")}.get(kind, tuple(stated))
+    needless = {"onnx": ("activation",), "torch": ("output_name", "fix")}.get(kind, tuple(stated))
     if any(stated[name] for name in needless):
         raise QuarlError(
             f"{path} defines its own actions: drop --head, --output-name and --fix, which .onnx files need, and "
@@ -97,7 +100,7 @@ def _read(
             from quarl.readers import onnx_program
         if normalize is not None or algo:
             raise QuarlError(f"{path} is an ONNX file, which contains its normalizer and names no algorithm: drop them")
-        return onnx_program.read(file, stated["head"], stated["output"], stated["fix"])
+        return onnx_program.read(file, stated["head"], stated["output_name"], stated["fix"])
     if kind == "torch" and start.startswith((b"PK", b"\x80")):
         if (why := _of_pytorch(file)) or (policy := state_dict.read(file, activation, stated["head"])) is None:
             raise QuarlError(f"{path} {why or TENSORS.format(path.name)}")

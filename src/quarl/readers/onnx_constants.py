@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import onnx
@@ -40,6 +42,11 @@ class Constants:
         self.tensors = {tensor.name: tensor for tensor in model.graph.initializer}
         for node in model.graph.node:
             self.budget.parse(1 + len(node.input))
+        outside = [place(each) for each in self.tensors.values() if each.data_location == onnx.TensorProto.EXTERNAL]
+        ranges = sorted((PurePosixPath(location), start, end) for location, start, end in outside)
+        for (file, _, end), (other, start, _) in itertools.pairwise(ranges):
+            if file == other and start < end:
+                raise QuarlError(f"two of its weights overlap in {str(file)[:80]!r}; export it again")
 
     def numbers(self, tensor: onnx.TensorProto) -> Array | None:
         """Return the numbers of an initializer or of a Constant node; None if it does not hold numbers."""
@@ -51,32 +58,38 @@ class Constants:
         return array if array.dtype.kind in "fiubV" else None  # V: number types that numpy does not know
 
     def external(self, tensor: onnx.TensorProto) -> bytes:
-        """Return the bytes of a tensor that are in another file, which must be in the model's folder."""
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        location = entries.get("location", "")
+        """Return the bytes of an initializer that are in another file, which must be in the model's folder."""
+        if self.tensors.get(tensor.name) is not tensor:
+            raise QuarlError("a constant of one of its nodes is in another file; only initializers are read from there")
+        location, start, end = place(tensor)
         if location not in self.files:
             self.files[location] = self.beside(location)
         content = self.files[location]
-        offset = int(entries.get("offset", "0")[:20])
-        length = int(entries.get("length", str(len(content) - offset))[:20])
-        if offset < 0 or length < 0 or offset + length > len(content):
-            raise QuarlError(
-                f"{location[:80]!r} beside it has no bytes {offset:,} to {offset + length:,}; fetch it again"
-            )
-        self.budget.copy(length)
-        return content[offset : offset + length]
+        stop = len(content) if end == math.inf else int(end)
+        if not 0 <= start <= stop <= len(content):
+            raise QuarlError(f"{location[:80]!r} beside it has no bytes {start:,} to {stop:,}; fetch it again")
+        self.budget.copy(stop - start)
+        return content[start:stop]
 
     def beside(self, location: str) -> bytes:
         if escapes(location):
             raise QuarlError(f"its weights refer to {location[:80]!r}, outside its folder; they are not read")
         target = self.folder / location
         try:
-            inside = target.resolve().is_relative_to(self.folder.resolve())
+            inside = target.resolve() == self.folder.resolve() / location  # otherwise it is, or is behind, a link
         except (OSError, RuntimeError):  # a name that no system takes, or links in a circle
             inside = False
         if not inside:
             raise QuarlError(f"its weights refer to {location[:80]!r}, which is not a file of its folder")
         return read_bytes(target)
+
+
+def place(tensor: onnx.TensorProto) -> tuple[str, int, float]:
+    """Return the external file of a tensor, its first byte there, and the byte after its last; infinity: to the end."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    start = int(entries.get("offset", "0")[:20])
+    end = start + int(entries["length"][:20]) if "length" in entries else math.inf
+    return entries.get("location", ""), start, end
 
 
 def attributes(node: onnx.NodeProto, outer: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -110,6 +110,10 @@ class _Program:
             if isinstance(value, Value):
                 distinct.setdefault(self.identity(value), name)
         names = list(distinct.values()) or names
+        if len(names) == 1 and names[0].lower() not in action_heads.ACTION_NAMES:
+            # An output with an unknown operator may be the action too, unless it depends on other inputs.
+            unread = [name for name in self.outputs if isinstance(self.values.get(name), UnsupportedError)]
+            names += [name for name in unread if name not in names and self.sources(name) & self.sources(names[0])]
         for name in names if len(names) > 1 else ():
             self.check_states(name, self.sources(name))
         if len(names) != 1:
