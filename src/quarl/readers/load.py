@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -57,7 +58,7 @@ def read(
         QuarlError: There is no policy, it is damaged, or it belongs to another algorithm.
     """
     start, path = time.perf_counter(), find.named([str(path)])
-    if path.suffix == ".msgpack" or any((path / name).exists() for name in ORBAX):
+    if path.suffix == ".msgpack" or any(os.path.exists(path / name) for name in ORBAX):
         raise UnsupportedError(
             f"{path} is a checkpoint of flax or Brax, which has no names of layers: {state_dict.ROUTE}"
         )
