@@ -1,4 +1,4 @@
-"""The robot of examples/go1: its observation, reward and fall, and the success rates that verbs report of it."""
+"""The robot of examples/go1: observation, reward, fall, the success rates of verbs, another robot's policy on it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from zeros import linear
 
 import require
+from quarl import engines, load
 from quarl.cli import main
 from quarl.envs import make
 from quarl.policy import artifact
@@ -55,3 +56,31 @@ def test_verbs_report_the_success_rate_and_its_loss_at_a_precision(tmp_path, mon
     exact, int8 = json.loads(Path("out/rows.json").read_text())["rows"]
     assert (exact["drop"], int8["drop"], int8["success"]) == (None, 0.0, 1.0)
     assert int8["drop_high"] == pytest.approx(1.96 * np.sqrt(2 / 4 / 4), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_int8_acts_within_one_percent_with_270_inputs_as_recorded(monkeypatch):
+    require.package("mujoco")
+    agent = load(require.folder("agents-wild") / "torchscript" / "go2-himloco.pt")
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    import go1_joystick
+
+    monkeypatch.setattr(go1_joystick, "FASTEST", np.array([1, 0.5, 1]))  # the lighter robot follows these
+    robot, left_first, rows = go1_joystick.Go1(), [3, 4, 5, 0, 1, 2, 9, 10, 11, 6, 7, 8], []
+    rest = np.array([0.1, 0.8, -1.5, -0.1, 0.8, -1.5, 0.1, 1, -1.5, -0.1, 1, -1.5])
+    for step in range(4000):
+        if step % 400 == 0:
+            robot.reset(seed=step)
+            action = np.zeros(12)
+        _, gyro, down, _, speeds, _, command = np.split(robot._observation(), [3, 6, 9, 21, 33, 45])
+        joints = robot.data.qpos[7:][left_first] - rest, speeds[left_first] * 0.05
+        frame = np.hstack([command * [2, 2, 0.25], gyro * 0.25, down, *joints, action])
+        rows.append(np.float32(np.hstack([frame, rows[-1][:225] if step % 400 else np.tile(frame, 5)])))
+        action = agent.predict(rows[-1])[0]
+        targets = (action * np.tile([0.125, 0.25, 0.25], 4) + rest)[left_first]
+        assert not robot.step((targets - robot.home) / 0.5)[2], "it fell"
+    small = agent.quantize("int8", mode="static", observations=np.stack(rows[:3200])).policy
+    held_out, exact = np.stack(rows[3200:]), agent.predict(np.stack(rows[3200:]))[0]
+    outputs = [engines.load(small, name, batch=800).run(held_out) for name in ("reference", "litert", "onnx")]
+    assert all(np.array_equal(outputs[0], output) for output in outputs)
+    assert np.sqrt(np.square((outputs[0] - exact) / np.ptp(exact, axis=0)).mean()) <= 0.01

@@ -75,7 +75,10 @@ def test_dynamic_integers_and_floats_are_refused():
         ("padded", "quantize_bytes convolve convolve dense last argmax"),
         ("dueling", "scale quantize_shift dense last dense layer_norm clip quantize last sum sum sum argmax"),
         ("residual", "scale quantize_shift dense look_up dense dense dequantize dequantize sum quantize last clip"),
-        ("sliced", "quantize convolve dense sum sum scale clip dequantize clip clip clip quantize dense last argmax"),
+        (
+            "sliced",
+            "quantize convolve dense sum sum scale clip dequantize clip clip clip scale quantize dense last argmax",
+        ),
     ],
 )
 def test_networks_become_calls_within_their_arrays_that_are_read_back(name, kernels):

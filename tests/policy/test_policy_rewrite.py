@@ -70,6 +70,14 @@ def test_both_streams_of_a_dueling_network_read_one_scaled_observation():
     assert {op.inputs for op in rewritten.linear if op.name.endswith(".0")} == {("observation.equalized",)}
 
 
+def test_numbers_that_a_network_joins_have_steps_of_their_own():
+    policy = networks.EVERY["l2-norm"]()
+    x = networks.observations(policy, 64) * np.float32(np.geomspace(0.1, 30, 6))
+    values = as_float(equalize(policy, as_float(policy, x), 1.0), x)
+    extents = [np.abs(values[f"{name}.equalized"]).max(axis=0) for name in ("observation", "joined")]
+    assert [extent.max() / extent.min() for extent in extents] == pytest.approx([1, 1], rel=1e-4)
+
+
 def test_a_value_that_is_reached_in_many_ways_is_looked_at_once():
     names = ["observation", *(f"twice.{i}" for i in range(60))]
     ops = [Add(name, (source, source)) for source, name in pairwise(names)]

@@ -10,7 +10,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.policy.graph import Policy, behind_linear, readers
-from quarl.policy.operators import Activation, Dense, Flatten, Linear, Normalize, Op, Scale, as_float32
+from quarl.policy.operators import Activation, Concat, Dense, Flatten, Linear, Normalize, Op, Scale, as_float32
 
 HOMOGENEOUS = ("relu", "leaky_relu", "prelu")
 """Functions with f(s x) = s f(x) for s > 0, through which the scale of a channel can pass."""
@@ -69,7 +69,8 @@ def equalize(policy: Policy, values: Mapping[str, Array], alpha: float) -> Polic
 
     Channel j of a layer's input is divided by s_j = max|x_j|**alpha / max|w_j|**(1 - alpha), and its weights are
     multiplied by it (Xiao et al. 2023, equation 4). Behind a ReLU the division is free, because it goes into the
-    preceding layer (Nagel et al. 2019, section 4.1). At the observation it costs one float32 multiplication.
+    preceding layer (Nagel et al. 2019, section 4.1). At the observation and at values that a Concat joins, whose
+    ranges differ most, it costs one float32 multiplication.
 
     Args:
         policy: The policy.
@@ -102,16 +103,17 @@ def balances(policy: Policy, values: Mapping[str, Array], alpha: float) -> list[
 def readings(policy: Policy) -> Iterator[tuple[str, Linear | None, list[Linear]]]:
     """Yield each value whose channels can be balanced, the layer that can divide them, and all layers that read them.
 
-    At the observation an operator of its own divides, so the layer is missing (None).
+    At the observation and behind a Concat an operator of its own divides, so the layer is missing (None). Readers that
+    are not layers keep the value as it is.
     """
     readers_of, behind = readers(policy), behind_linear(policy)
     ops = {op.name: op for op in policy.ops}
     for source in dict.fromkeys(op.inputs[0] for op in policy.linear):
         consumers = [op for op in readers_of[source] if isinstance(op, Linear)]
-        if len(consumers) != len(readers_of[source]):
-            continue
-        chain = _producer(ops, readers_of, source)
-        if chain is not None or (source not in behind and all(isinstance(op, Dense) for op in consumers)):
+        alone = len(consumers) == len(readers_of[source])
+        chain = _producer(ops, readers_of, source) if alone else None
+        divides = source not in behind or isinstance(ops[source], Concat)
+        if chain is not None or (divides and all(isinstance(op, Dense) for op in consumers)):
             yield source, chain, consumers
 
 
