@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import quarl
+import require
 
-torch = pytest.importorskip("torch")
+torch = require.module("torch")
 nn = torch.nn
 ACTIVATIONS = {"elu": nn.ELU, "swish": nn.SiLU, "tanh": nn.Tanh}
 
