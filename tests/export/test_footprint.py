@@ -42,11 +42,12 @@ def test_without_a_compiler_tables_are_counted_and_the_rest_is_said_to_be_estima
     assert takes["int8"].how == (
         "tables counted, the rest estimated for a Cortex-M4 (runtime c-m4 is not installed: apt install x)"
     )
-    assert takes["int8"].flash - takes["int4e8"].flash == 64 * 64 / 2  # the same kernels, half the bytes of a layer
+    saved = takes["int8"].flash - takes["int4e8"].flash
+    assert 64 * 64 / 2 - 250 < saved < 64 * 64 / 2  # half the bytes of a layer, and a kernel more
     wider = footprint(static([8, 64, 128, 4], "int8"), "c")
     beside = 64 * (64 + 4) + 64 * 8  # a byte a weight; a bias and a multiplier, four bytes each
     assert wider.flash - takes["int8"].flash == pytest.approx(beside, abs=4)
-    assert wider.instructions - takes["int8"].instructions == pytest.approx(5.1 * 64 * 68 + 64 * 64, abs=2)
+    assert wider.instructions - takes["int8"].instructions == pytest.approx(1.25 * 64 * 68 + 36 * 64, abs=2)
 
 
 @pytest.mark.slow
@@ -81,9 +82,9 @@ def budget(folder, *words):
 
 
 def test_what_fits_is_within_every_bound(without_tools, tmp_path, capsys):
-    code, (wide, narrow) = budget(tmp_path, "--target", "c", "--bits", "int8", "int4e8", "--flash", "7K")
+    code, (wide, narrow) = budget(tmp_path, "--target", "c", "--bits", "int8", "int4e8", "--flash", "6K")
     assert code == 0
-    assert wide["flash"] > 7 * 1024 >= narrow["flash"]
+    assert wide["flash"] > 6 * 1024 >= narrow["flash"]
     assert (wide["fits"], narrow["fits"], wide["cycles"]) == (False, True, None)
     assert "Fits: int4e8 as c." in capsys.readouterr().out
     mhz = 1.001 * wide["instructions"] / 100  # at 10,000 actions a second

@@ -13,6 +13,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.export import runtimes
 from quarl.export.c.lowering import Lowering
 from quarl.export.c.program import TABLE, Program
+from quarl.export.c.weight_words import KERNELS
 from quarl.files import temporary_folder, write_bytes
 from quarl.policy.graph import QuantizedPolicy, macs
 
@@ -24,10 +25,10 @@ These and the constants below are for gcc -O2, fitted to 24 policies on a Cortex
 """
 FRAMES, WINDOW = 256, 96
 """Bytes of the stack besides the buffers, and additional ones for convolutions."""
-CALL, ROW, REAL, LOOK_UP, MOVE = 3300, 64, 86, 12, 8
+CALL, ROW, REAL, LOOK_UP, MOVE = 300, 36, 86, 12, 8
 """Instructions of an action, a requantized sum, a float32 operation, a number that is looked up or copied, and one of a
 convolution's window."""
-MAC = {4: 7.2, 8: 5.1}
+MAC = {2: 1.43, 3: 2.9, 4: 1.49, 8: 1.25}
 """Instructions of a product and its sum, by the bits of weights."""
 
 
@@ -87,19 +88,19 @@ def _counted(policy: QuantizedPolicy, file: Path, work: int) -> Footprint:
 
 def _estimated(program: Program, work: int, why: str) -> Footprint:
     source, total = program.source(), float(CALL)
-    letters = re.sub(r"\s+|/\*.*?\*/", "", TABLE.sub("", source), flags=re.S)
+    letters = re.sub(r"/\*.*?\*/|(?m:^#(?:[^\n]*\\\n)*[^\n]*)|\s+", "", TABLE.sub("", source), flags=re.S)
     calls = (*program.network, *program.head)
     for call in calls:
-        first, n, *others = (*(int(word) for word in call.arguments if re.fullmatch(r"-?\d+", word)), 0)
-        if call.kernel == "convolve":
-            k, windows = others[0] * others[3] * others[4], others[9] * others[10]
-            total += windows * (n * (MAC[first] * k + ROW) + MOVE * k)
-        elif call.kernel in ("dense", "last"):
-            total += n * (MAC[first] * others[0] + (2 * REAL if call.kernel == "last" else ROW))
+        s = call.sizes
+        if "words" in s:
+            conv, bits = call.kernel == "convolve", KERNELS[call.arguments[0]]
+            k, windows = (s["c"] * s["kh"] * s["kw"], s["oh"] * s["ow"]) if conv else (s["k"], 1)
+            rows, columns = -(-s["n"] // 4) * 4, -(-k // 4) * 4
+            row = 2 * REAL if call.kernel == "last" else ROW
+            total += windows * (rows * MAC[bits] * columns + s["n"] * row + MOVE * k * conv)
         else:
-            total += first * (
-                LOOK_UP if call.kernel == "look_up" else REAL * {"layer_norm": 7, "l2_norm": 3}.get(call.kernel, 1)
-            )
+            factor = {"layer_norm": 7, "l2_norm": 3}.get(call.kernel, 1)
+            total += s["n"] * (LOOK_UP if call.kernel == "look_up" else REAL * factor)
     convolves = any(call.kernel == "convolve" for call in calls)
     return Footprint(
         flash=sum(table.nbytes for table in program.tables.values())

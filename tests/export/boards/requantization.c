@@ -43,7 +43,10 @@ int main(int count, char **arguments) {
         double whole = rint(product);
         int expected = whole < low ? low : whole > high ? high : (int)whole;
         ties += fabs(product) < 1e6 && fabsf(product) - floorf(fabsf(product)) == 0.5f;
-        wrong += requantized(sum, bits(multiplier), low, high) != expected;
+        int room = 31 - width((uint64_t)llabs(sum)), shift = room - (int)(drawn() % 2) * (room > 0);
+        int k = (int)(bits(multiplier) >> 23) - shift - 93;
+        uint32_t code = k < 0 ? 0 : ((bits(multiplier) & 0x7fffffu) | 0x800000u) << 7 | (uint32_t)k;
+        wrong += requantized(sum, code, shift, low, high) != expected;
 
         real a = (real)drawn(), b = (real)drawn();
         if (i & 1) /* exponents side by side, so that digits cancel */

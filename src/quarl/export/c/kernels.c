@@ -4,6 +4,76 @@ typedef uint32_t real;
 #define SIGN 0x80000000u
 #define EACH(i, n) for (i = 0; i < (n); i++)
 
+typedef char arithmetic_shift[(-1 >> 1) == -1 ? 1 : -1]; /* as all compilers for boards have it */
+
+/* Weights are fields of words, for four rows each. The fields of columns j and j + 1 are 16 bits apart, so one mask
+   takes both out of a word, and DOT adds the products of a pair. */
+#if defined(__GNUC__) && defined(__ARM_FEATURE_DSP) && !defined(__ARM_BIG_ENDIAN)
+#include <arm_acle.h>
+/* A mask in a register is shifted at no cost. A barrier keeps words from being loaded before registers are free. */
+#define MASK(field)                       \
+    uint32_t mask = (field) * 0x10001u; \
+    __asm__("" : "+r"(mask))
+#define BARRIER __asm__ volatile("" ::: "memory")
+#define PAIR(x, from) \
+    int32_t x;        \
+    __builtin_memcpy(&x, from, 4)
+#define DOT(sum, w, x) sum = (uint32_t)__smlad((int32_t)(w), x, (int32_t)sum)
+#define DOT_SIGNED DOT
+#define DOT_HELD DOT
+#define TWICE(once, again) once again
+#define PAIRS 2
+#else
+#ifdef __GNUC__
+#define BARRIER __asm__ volatile("" ::: "memory")
+#define HOLD(sum) __asm__("" : "+r"(sum))
+#else
+#define BARRIER
+#define HOLD(sum) (void)0
+#endif
+#define MASK(field) const uint32_t mask = (field) * 0x10001u
+#define PAIR(x, from) const uint32_t x##0 = (uint32_t)(from)[0], x##1 = (uint32_t)(from)[1]
+#define DOT(sum, w, x) sum += ((w) & 0xffffu) * x##0 + ((w) >> 16) * x##1
+#define DOT_SIGNED(sum, w, x) sum += (uint32_t)(int16_t)((w) & 0xffffu) * x##0 + (uint32_t)((int32_t)(w) >> 16) * x##1
+/* Few registers take each product at once. */
+#define DOT_HELD(sum, w, x)          \
+    sum += ((w) & 0xffffu) * x##0; \
+    HOLD(sum);                     \
+    sum += ((w) >> 16) * x##1;     \
+    HOLD(sum)
+#define TWICE(once, again) once
+#define PAIRS 1
+#endif
+/* Four rows whose fields begin at bit `at`. Codes of a grid without 0 are odd, twice a field less the offset. */
+#define FIELD(w, at, twice) (((at) < (twice) ? (w) << 1 : (w) >> ((at) - (twice))) & mask)
+#define ROWS(ADD, w, at, bits, twice, x)          \
+    ADD(s0, FIELD(w, at, twice), x);              \
+    ADD(s1, FIELD(w, at + bits, twice), x);       \
+    ADD(s2, FIELD(w, at + 2 * (bits), twice), x); \
+    ADD(s3, FIELD(w, at + 3 * (bits), twice), x); \
+    BARRIER
+#define BEGIN                        \
+    const uint32_t *end = w + words; \
+    uint32_t s0 = *s, s1 = s0, s2 = s0, s3 = s0
+#define END s[0] = s0, s[1] = s1, s[2] = s2, s[3] = s3
+
+/* The sums of four rows, each of which begins with s[0]. */
+typedef void four_rows(int words, const uint32_t *w, const int16_t *x, uint32_t *s);
+#define BYTES(i)                           \
+    {                                      \
+        PAIR(a, x + 2 * i);                \
+        DOT(s0, w[2 * i] & mask, a);       \
+        DOT_SIGNED(s1, w[2 * i], a);       \
+        DOT(s2, w[2 * i + 1] & mask, a);   \
+        DOT_SIGNED(s3, w[2 * i + 1], a);   \
+        BARRIER;                           \
+    }
+#define NIBBLES(i)                    \
+    {                                 \
+        PAIR(a, x + 2 * i);           \
+        ROWS(DOT, w[i], 0, 4, 0, a);  \
+    }
+
 /* Bits up to the highest that is set. */
 static int width(uint64_t v) {
 #ifdef __GNUC__
@@ -111,98 +181,205 @@ static int32_t whole(real a, int32_t low, int32_t high) {
     return v < low ? low : v > high ? high : (int32_t)v;
 }
 
-/* whole(of_integer(sum) m): one product, unless it lies so near a tie that its rounding may decide. */
-static int32_t requantized(int32_t sum, real m, int32_t low, int32_t high) {
-    int s = 150 - (int)(m >> 23);
-    uint64_t product, half, rest;
-    int64_t v;
-    if (s < 1 || s > 60) return whole(multiply(of_integer(sum), m), low, high);
-    half = (uint64_t)1 << (s - 1);
-    product = (uint64_t)((int64_t)sum * (int64_t)((m & 0x7fffffu) | 0x800000u)) + ((uint64_t)1 << 62) + half;
-    rest = product & (2 * half - 1);
-    if (rest <= half >> 12 || rest >= 2 * half - (half >> 12))
-        return whole(multiply(of_integer(sum), m), low, high);
-    v = (int64_t)(product >> s) - ((int64_t)1 << (62 - s));
-    return v < low ? low : v > high ? high : (int32_t)v;
+/* whole(of_integer(sum) m) for the m in `code`, as requantized has it. */
+static int32_t rounded(int32_t sum, uint32_t code, int shift, int32_t low, int32_t high) {
+    real m = ((code >> 7) & 0x7fffffu) | (uint32_t)((int)(code & 127u) + 93 + shift) << 23;
+    return whole(multiply(of_integer(sum), m), low, high);
 }
 
-/* Weights of 4 bits: column j is the low half of byte j, column j + (k + 1) / 2 the high one, each 8 too large. */
-static int32_t product(int bits, int k, const int8_t w[(k * bits + 7) / 8], const int16_t x[k]) {
-    int32_t sum = 0;
-    int j, half = (k + 1) / 2, rest = k - half;
-    if (bits == 8) {
-        EACH(j, k) sum += (int32_t)w[j] * x[j];
-        return sum;
+/* The same by one product, unless it is so near a tie that its rounding may decide. `code` is the mantissa of m times
+   128, plus 32 less the bits of fraction in the product's high half, which are 10 at least. */
+static int32_t requantized(int32_t sum, uint32_t code, int shift, int32_t low, int32_t high) {
+    int k = (int)(code & 127u);
+    int32_t v = (int32_t)(((int64_t)(int32_t)((uint32_t)sum << shift) * (int32_t)code) >> 32);
+    if (k > 22 || ((uint32_t)v << k) + 0x80800000u <= 0x1000000u) return rounded(sum, code, shift, low, high);
+    v = ((v >> (31 - k)) + 1) >> 1;
+    return v < low ? low : v > high ? high : v;
+}
+
+/* Bytes. Those of the second and fourth rows have a sign, so half a word is a + 256 b, and b's sum is what is left. */
+static void four8(int words, const uint32_t *w, const int16_t *x, uint32_t *s) {
+    MASK(255u);
+    BEGIN;
+    for (; w != end; w += 2 * PAIRS, x += 2 * PAIRS) {
+        TWICE(BYTES(0), BYTES(1))
     }
-    EACH(j, half) sum += (int32_t)(((uint8_t)w[j] & 15) - 8) * x[j];
-    EACH(j, rest) sum += (int32_t)(((uint8_t)w[j] >> 4) - 8) * x[half + j];
-    return sum;
+    s1 = (uint32_t)((int32_t)(s1 - s0) >> 8);
+    s3 = (uint32_t)((int32_t)(s3 - s2) >> 8);
+    END;
+}
+
+/* The same for sums of more than 24 bits: no byte has a sign. */
+static void wide8(int words, const uint32_t *w, const int16_t *x, uint32_t *s) {
+    MASK(255u);
+    BEGIN;
+    for (; w != end; w += 2, x += 2) {
+        PAIR(a, x);
+        DOT(s0, w[0] & mask, a);
+        DOT(s1, (w[0] >> 8) & mask, a);
+        DOT(s2, w[1] & mask, a);
+        DOT(s3, (w[1] >> 8) & mask, a);
+        BARRIER;
+    }
+    END;
+}
+
+static void four4(int words, const uint32_t *w, const int16_t *x, uint32_t *s) {
+    MASK(15u);
+    BEGIN;
+    for (; w != end; w += PAIRS, x += 2 * PAIRS) {
+        TWICE(NIBBLES(0), NIBBLES(1))
+    }
+    END;
+}
+
+static void four2(int words, const uint32_t *w, const int16_t *x, uint32_t *s) {
+    MASK(3u);
+    BEGIN;
+    for (; w != end; w++, x += 4) {
+        PAIR(a, x);
+        ROWS(DOT_HELD, *w, 0, 2, 0, a);
+        PAIR(b, x + 2);
+        ROWS(DOT_HELD, *w, 8, 2, 0, b);
+    }
+    END;
+}
+
+static void odd2(int words, const uint32_t *w, const int16_t *x, uint32_t *s) {
+    MASK(6u);
+    BEGIN;
+    for (; w != end; w++, x += 4) {
+        PAIR(a, x);
+        ROWS(DOT_HELD, *w, 0, 2, 1, a);
+        PAIR(b, x + 2);
+        ROWS(DOT_HELD, *w, 8, 2, 1, b);
+    }
+    END;
+}
+
+/* Adds the third bit of weights, which is worth `unit`: a word has that of 8 columns. */
+static void third(int quads, const uint32_t *w, const int16_t *x, uint32_t unit, uint32_t *s) {
+    MASK(1u);
+    uint32_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+    for (; quads > 0; quads -= 2, w++, x += 8) {
+        PAIR(a, x);
+        ROWS(DOT_HELD, *w, 0, 1, 0, a);
+        PAIR(b, x + 2);
+        ROWS(DOT_HELD, *w, 4, 1, 0, b);
+        if (quads > 1) {
+            PAIR(c, x + 4);
+            ROWS(DOT_HELD, *w, 8, 1, 0, c);
+            PAIR(d, x + 6);
+            ROWS(DOT_HELD, *w, 12, 1, 0, d);
+        }
+    }
+    s[0] += unit * s0, s[1] += unit * s1, s[2] += unit * s2, s[3] += unit * s3;
+}
+
+/* Two bits of all columns, and then their third bit. */
+static void four3(int words, const uint32_t *w, const int16_t *x, uint32_t *s) {
+    int quads = 2 * words / 3;
+    four2(quads, w, x, s);
+    third(quads, w + quads, x, 4, s);
+}
+
+static void odd3(int words, const uint32_t *w, const int16_t *x, uint32_t *s) {
+    int quads = 2 * words / 3;
+    odd2(quads, w, x, s);
+    third(quads, w + quads, x, 8, s);
+}
+
+/* -offset times the sum of x, modulo 2^32. */
+static uint32_t offset_sum(int offset, int k, const int16_t *x) {
+    uint32_t sum = 0;
+    for (; k > 1; k -= 2, x += 2) {
+        PAIR(a, x);
+        DOT(sum, 0x10001u, a);
+    }
+    if (k) sum += (uint32_t)*x;
+    return (0u - (uint32_t)offset) * sum;
 }
 
 /* No number is NaN or infinite. */
-static int all_finite(int n, const real x[n]) {
+static int all_finite(int n, const real *x) {
     int i, bad = 0;
     EACH(i, n) bad += ((x[i] >> 23) & 255) == 255;
     return !bad;
 }
 
-static void scale(int n, const real x[n], const real factor[n], real y[n]) {
+static void scale(int n, const real *x, const real *factor, real *y) {
     int i;
     EACH(i, n) y[i] = multiply(x[i], factor[i]);
 }
 
-static void sum(int n, const real a[n], const real b[n], real y[n]) {
+static void sum(int n, const real *a, const real *b, real *y) {
     int i;
     EACH(i, n) y[i] = add(a[i], b[i]);
 }
 
-static void clip(int n, const real x[n], real low, real high, real y[n]) {
+static void clip(int n, const real *x, real low, real high, real *y) {
     int i;
     EACH(i, n) y[i] = within(x[i], low, high);
 }
 
-static void quantize(int n, const real x[n], real step, int low, int high, int16_t y[n]) {
+static void quantize(int n, const real *x, real step, int low, int high, int16_t *y) {
     int i;
     EACH(i, n) y[i] = (int16_t)whole(divide(x[i], step), low, high);
 }
 
 /* By the reciprocal of a step that is a power of two. */
-static void quantize_shift(int n, const real x[n], real inverse, int low, int high, int16_t y[n]) {
+static void quantize_shift(int n, const real *x, real inverse, int low, int high, int16_t *y) {
     int i;
     EACH(i, n) y[i] = (int16_t)whole(multiply(x[i], inverse), low, high);
 }
 
-static void quantize_bytes(int n, const uint8_t x[n], const int8_t code[256], int zero, int16_t y[n]) {
+static void quantize_bytes(int n, const uint8_t *x, const int8_t *code, int zero, int16_t *y) {
     int i;
     EACH(i, n) y[i] = (int16_t)(code[x[i]] - zero);
 }
 
-static void dequantize(int n, const int16_t x[n], real step, real y[n]) {
+static void dequantize(int n, const int16_t *x, real step, real *y) {
     int i;
     EACH(i, n) y[i] = multiply(of_integer(x[i]), step);
 }
 
-static void look_up(int n, const int16_t x[n], int first, const int8_t code[256], int zero, int16_t y[n]) {
+static void look_up(int n, const int16_t *x, int first, const int8_t *code, int zero, int16_t *y) {
     int i;
     EACH(i, n) y[i] = (int16_t)(code[(x[i] - first) & 255] - zero);
 }
 
-/* Codes of w x + b, each `step` places after the one before. */
-static void dense(int bits, int n, int k, const int8_t w[n * ((k * bits + 7) / 8)], const int32_t b[n], const real m[n],
-                  const int16_t x[k], int low, int high, int step, int16_t y[(n - 1) * step + 1]) {
-    int i, row = (k * bits + 7) / 8;
-    EACH(i, n) y[i * step] = (int16_t)requantized(b[i] + product(bits, k, w + i * row, x), m[i], low, high);
+/* Codes of w x + b, each `step` places after the one before; a weight is a field less the offset. */
+static void dense(four_rows *four, int offset, int words, int shift, int n, int k, const uint32_t *w, const int32_t *b,
+                  const uint32_t *m, const int16_t *x, int low, int high, int step, int16_t *y) {
+    uint32_t start = offset_sum(offset, k, x), s[4];
+    int i;
+    for (i = 0; i < n; i++, y += step) {
+        if (!(i & 3)) {
+            s[0] = start;
+            four(words, w, x, s);
+            w += words;
+        }
+        *y = (int16_t)requantized((int32_t)((uint32_t)b[i] + s[i & 3]), m[i], shift, low, high);
+    }
 }
 
-static void last(int bits, int n, int k, const int8_t w[n * ((k * bits + 7) / 8)], const real unit[n], const real b[n],
-                 const int16_t x[k], real y[n]) {
-    int i, row = (k * bits + 7) / 8;
-    EACH(i, n) y[i] = add(multiply(of_integer(product(bits, k, w + i * row, x)), unit[i]), b[i]);
+static void last(four_rows *four, int offset, int words, int n, int k, const uint32_t *w, const real *unit,
+                 const real *b, const int16_t *x, real *y) {
+    uint32_t start = offset_sum(offset, k, x), s[4];
+    int i;
+    for (i = 0; i < n; i++) {
+        if (!(i & 3)) {
+            s[0] = start;
+            four(words, w, x, s);
+            w += words;
+        }
+        y[i] = add(multiply(of_integer((int32_t)s[i & 3]), unit[i]), b[i]);
+    }
 }
 
 /* The window of an image [c][h][wide] that begins at (top, left), zeros around the image, as a row. */
-static void window(int c, int h, int wide, int kh, int kw, int top, int left, const int16_t x[c * h * wide],
-                   int16_t row[c * kh * kw]) {
+static void window(int c, int h, int wide, int kh, int kw, int top, int left, const int16_t *x,
+                   int16_t *row) {
     int i, u, v;
     for (i = 0; i < c; i++, x += h * wide)
         for (u = top; u < top + kh; u++)
@@ -210,20 +387,19 @@ static void window(int c, int h, int wide, int kh, int kw, int top, int left, co
                 *row++ = u < 0 || u >= h || v < 0 || v >= wide ? 0 : x[u * wide + v];
 }
 
-static void convolve(int bits, int n, int c, int h, int wide, int kh, int kw, int sh, int sw, int ph, int pw, int oh,
-                     int ow, const int8_t w[n * ((c * kh * kw * bits + 7) / 8)], const int32_t b[n], const real m[n],
-                     const int16_t x[c * h * wide], int low, int high, int16_t row[c * kh * kw],
-                     int16_t y[n * oh * ow]) {
+static void convolve(four_rows *four, int offset, int words, int shift, int n, int c, int h, int wide, int kh, int kw, int sh,
+                     int sw, int ph, int pw, int oh, int ow, const uint32_t *w, const int32_t *b, const uint32_t *m,
+                     const int16_t *x, int low, int high, int16_t *row, int16_t *y) {
     int u, v;
     EACH(u, oh) EACH(v, ow) {
         window(c, h, wide, kh, kw, u * sh - ph, v * sw - pw, x, row);
-        dense(bits, n, c * kh * kw, w, b, m, row, low, high, oh * ow, y + u * ow + v);
+        dense(four, offset, words, shift, n, c * kh * kw, w, b, m, row, low, high, oh * ow, y + u * ow + v);
     }
 }
 
 /* Distances from the whole number next to the mean, so that all sums are of small integers. */
-static void layer_norm(int n, const int16_t x[n], real share, real epsilon, const real gain[n], const real offset[n],
-                       real y[n]) {
+static void layer_norm(int n, const int16_t *x, real share, real epsilon, const real *gain, const real *offset,
+                       real *y) {
     int32_t total = 0, rest = 0, squares = 0, centre;
     real mean, variance, root, deviation;
     int i;
@@ -246,7 +422,7 @@ static void layer_norm(int n, const int16_t x[n], real share, real epsilon, cons
 }
 
 /* Numbers divided by their length; `least` is the smallest sum of squares. */
-static void l2_norm(int n, const int16_t x[n], real least, real y[n]) {
+static void l2_norm(int n, const int16_t *x, real least, real *y) {
     int32_t squares = 0;
     real total, root;
     int i;
@@ -259,19 +435,19 @@ static void l2_norm(int n, const int16_t x[n], real least, real y[n]) {
 }
 
 /* The number of the largest of n scores, which are counted from `start`. */
-static void argmax(int n, const real x[n], int start, int32_t y[1]) {
+static void argmax(int n, const real *x, int start, int32_t *y) {
     int i, best = 0;
     EACH(i, n) if (less(x[best], x[i])) best = i;
     y[0] = start + best;
 }
 
-static void positive(int n, const real x[n], int32_t y[n]) {
+static void positive(int n, const real *x, int32_t *y) {
     int i;
     EACH(i, n) y[i] = less(0, x[i]);
 }
 
 /* tanh by exp(-2 |x|): as many halvings as log 2 fits into 2 |x|, and the series of exp for what is left. */
-static void squash(int n, const real x[n], real low, real high, real range, real y[n]) {
+static void squash(int n, const real *x, real low, real high, real range, real *y) {
     const uint64_t unit = (uint64_t)1 << 30, log2 = 744261118u;
     int i, k;
     EACH(i, n) {

@@ -15,6 +15,7 @@ from quarl.engines.numpy_operators import Norm, codes_formula, norms_codes
 from quarl.engines.sums import check_int32, requantization, symmetric, unit
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.export.c.program import Call, Program, parameters
+from quarl.export.c.weight_words import multipliers, pack
 from quarl.policy import operators
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, readers, shapes, ungridded
 from quarl.policy.operators import OBSERVATION, Linear, Op
@@ -134,6 +135,8 @@ class Lowering:
         for parameter, value in zip(parameters(kernel), arguments, strict=True):
             if isinstance(value, Place):
                 written.append(f"{value.buffer} + {value.start}")
+            elif isinstance(value, str):
+                written.append(value)
             elif parameter.extent:
                 written.append(self._table(parameter.name, parameter.ctype, value))
             elif parameter.ctype == "real":
@@ -216,32 +219,38 @@ class Lowering:
     def _linear(self, op: Linear) -> Value:
         weight, source, x = symmetric(op, "C"), self.policy.grids[op.inputs[0]], self.codes(op.inputs[0])
         size, rows = math.prod(self.shapes[op.name]), weight.codes.reshape(len(weight.codes), -1)
-        narrow = weight.bits <= 4 and rows.min() >= -8 and rows.max() <= 7
-        bits, codes = (4, _nibbles(rows)) if narrow else (8, rows)
+        kernel, offset, words, table = pack(rows, source.reach)
+        # Kernels read columns by fours; what is behind the last one counts for nothing.
+        padded = -(-rows.shape[1] // 4) * 4
+        if not isinstance(op, operators.Conv2d):
+            self.codes_buffer.size = max(self.codes_buffer.size, x.start + padded)
         # The last layer returns real numbers, all others codes on their grid.
         if op.name in self.final:
             if not isinstance(op, operators.Dense):
                 raise _missing(f"the last layer {op.name!r}, a {type(op).__name__}")
             check_int32(op.name, weight.codes, source.reach)
             place = self.place_real(op.name, size)
-            self.call("last", bits, *rows.shape, codes, unit(weight, source), op.bias, x, place)
+            self.call("last", kernel, offset, words, *rows.shape, table, unit(weight, source), op.bias, x, place)
             return Value(size=size, real=place)
         target, relu = self.policy.grids[op.name], self.readers[op.name][0]
         if target.bits > 8:
             raise _missing(f"the {target.bits}-bit values of layer {op.name!r}")
         bias, multiplier = requantization(op, weight, source, target)
         check_int32(op.name, weight.codes, source.reach, bias)
+        sums = np.abs(rows.astype(np.int64)).sum(axis=1) * source.reach + np.abs(bias)
+        shift, codes = multipliers(multiplier, sums.max())
         # A fused ReLU clips codes at the zero point.
         low, high = target.steps
-        numbers = (codes, bias, multiplier, x, max(low, 0) if self._fused(relu) else low, high)
+        numbers = (table, bias, codes, x, max(low, 0) if self._fused(relu) else low, high)
         if isinstance(op, operators.Conv2d):
-            row = Place("c", self.codes_buffer.place(rows.shape[1], self.now, self.now))
+            row = Place("c", self.codes_buffer.place(padded, self.now, self.now))
             place = self.place_codes(op.name, size)
             window = (*self.shapes[op.inputs[0]], *op.weight.shape[2:], *op.stride, *op.padding)
-            self.call("convolve", bits, len(rows), *window, *self.shapes[op.name][1:], *numbers, row, place)
+            to = self.shapes[op.name][1:]
+            self.call("convolve", kernel, offset, words, shift, len(rows), *window, *to, *numbers, row, place)
         else:
             place = self.place_codes(op.name, size)
-            self.call("dense", bits, *rows.shape, *numbers, 1, place)
+            self.call("dense", kernel, offset, words, shift, *rows.shape, *numbers, 1, place)
         value = Value(size=size, codes=place, grid=target)
         if self._fused(relu):
             self.values[relu.name] = value
@@ -346,7 +355,9 @@ class Lowering:
     def _table(self, role: str, ctype: str, values: Array) -> str:
         """Return the name of the table of these numbers."""
         flat = np.ascontiguousarray(values).reshape(-1)
-        flat = flat.astype(np.float32).view(np.uint32) if ctype == "uint32_t" else flat.astype(ctype.removesuffix("_t"))
+        if flat.dtype != np.uint32:
+            numbers = flat.astype(np.float32).view(np.uint32)
+            flat = numbers if ctype == "uint32_t" else flat.astype(ctype.removesuffix("_t"))
         for name, other in self.tables.items():
             if other.dtype == flat.dtype and np.array_equal(other, flat):
                 return name
@@ -367,16 +378,6 @@ LOWERINGS: Mapping[type[Op], Callable[[Lowering, Any], Value]] = {
     operators.Concat: Lowering._concat,
     operators.Add: Lowering._add,
 }
-
-
-def _nibbles(rows: Array) -> Array:
-    """Return two codes per byte, int8 [n, (k + 1) / 2] from [n, k].
-
-    Each code is stored 8 larger: column j low, j + (k + 1) / 2 high.
-    """
-    half = (rows.shape[1] + 1) // 2
-    codes = np.pad(rows + np.int8(8), ((0, 0), (0, rows.shape[1] % 2))).view(np.uint8)
-    return (codes[:, :half] | codes[:, half:] << 4).view(np.int8)
 
 
 def _int8(codes: Array, name: str) -> Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError
+from quarl.export.c.weight_words import KERNELS, words_per_group
 from quarl.inert.reading_budget import MAX_NUMBERS
 
 HEADER = """#ifndef POLICY_H
@@ -91,15 +92,43 @@ POINTER = re.compile(r"([a-z]+\d*) \+ (\d{1,9})|([a-z]+\d+)")
 WRITABLE = ("c", "r", "y", "a")
 
 
+Extent = Callable[[Mapping[str, int]], int]
+
+
+def _table(s: Mapping[str, int]) -> int:
+    return -(-s["n"] // 4) * s["words"]
+
+
+def _columns(k: int) -> int:
+    """Return the number of columns that kernels read."""
+    return -(-k // 4) * 4
+
+
+EXTENTS: Mapping[tuple[str, str], Extent] = {
+    ("quantize_bytes", "code"): lambda s: 256,
+    ("look_up", "code"): lambda s: 256,
+    ("dense", "w"): _table,
+    ("dense", "x"): lambda s: _columns(s["k"]),
+    ("dense", "y"): lambda s: (s["n"] - 1) * s["step"] + 1,
+    ("last", "w"): _table,
+    ("last", "x"): lambda s: _columns(s["k"]),
+    ("convolve", "w"): _table,
+    ("convolve", "x"): lambda s: s["c"] * s["h"] * s["wide"],
+    ("convolve", "row"): lambda s: _columns(s["c"] * s["kh"] * s["kw"]),
+    ("convolve", "y"): lambda s: s["n"] * s["oh"] * s["ow"],
+    ("argmax", "y"): lambda s: 1,
+}
+"""Number of elements behind a pointer, by kernel and parameter; all others have `n`."""
+
+
 class Parameter(NamedTuple):
     """Parameter of a kernel, from its declaration."""
 
     const: bool
     ctype: str
     name: str
-    extent: str
-    """Number of elements that the kernel reads or writes, in terms of its whole numbers; "" if it is passed by
-    value."""
+    extent: Extent | None
+    """Number of elements that the kernel reads or writes, by its whole numbers; None if it is passed by value."""
 
 
 class Call(NamedTuple):
@@ -110,6 +139,12 @@ class Call(NamedTuple):
 
     def __str__(self) -> str:
         return f"    {self.kernel}({', '.join(self.arguments)});"
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Return the whole numbers among the arguments by the names of the kernel's parameters."""
+        named = zip(parameters(self.kernel), self.arguments, strict=True)
+        return {p.name: int(a) for p, a in named if p.ctype == "int" and re.fullmatch(r"-?\d{1,9}", a)}
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -149,8 +184,9 @@ class Program:
     def source(self) -> str:
         """Return policy.c."""
         floats = self.x == "uint32_t"
-        used = _closure([*(call.kernel for call in (*self.network, *self.head)), *["all_finite"] * floats])
         preamble, kernels = _kernels()
+        named = {word for call in (*self.network, *self.head) for word in (call.kernel, call.arguments[0])}
+        used = _closure([*(named & kernels.keys()), *["all_finite"] * floats])
         parts = [preamble, *(text for name, (text, _) in kernels.items() if name in used)]
         parts += map(numbers, self.tables, self.tables.values())
         fields = {name: getattr(self, name) for name in ("comment", "x", "a", "raw", "codes", "reals", "sizes")}
@@ -221,14 +257,17 @@ def _kernels() -> tuple[str, dict[str, tuple[str, tuple[Parameter, ...]]]]:
     text = importlib.resources.files(__package__).joinpath("kernels.c").read_text() + "\n"
     functions = list(FUNCTION.finditer(text))
     return text[: functions[0].start()], {
-        m[1]: (m[0], tuple(map(_parameter, re.split(r",\s+", m[2])))) for m in functions
+        m[1]: (m[0], tuple(_parameter(m[1], each) for each in re.split(r",\s+", m[2]))) for m in functions
     }
 
 
-def _parameter(declaration: str) -> Parameter:
-    m = re.fullmatch(r"(const )?(\w+) \*?(\w+)(?:\[(.*)\])?", declaration)
+def _parameter(kernel: str, declaration: str) -> Parameter:
+    m = re.fullmatch(r"(const )?(\w+) (\*?)(\w+)", declaration)
     assert m is not None, declaration
-    return Parameter(bool(m[1]), "uint32_t" if m[2] == "real" and m[4] else m[2], m[3], m[4] or "")
+    if not m[3] or m[2] == "four_rows":
+        return Parameter(bool(m[1]), m[2], m[4], None)
+    extent = EXTENTS.get((kernel, m[4]), lambda s: s["n"])
+    return Parameter(bool(m[1]), "uint32_t" if m[2] == "real" else m[2], m[4], extent)
 
 
 def _calls(lines: str) -> tuple[Call, ...]:
@@ -257,22 +296,22 @@ def _fits(call: Call, room: Mapping[str, tuple[str, int]], reached: dict[str, in
     if len(call.arguments) != len(wanted):
         return False
     given = {p.name: a for p, a in zip(wanted, call.arguments, strict=True)}
-    sizes = {
-        p.name: int(given[p.name]) for p in wanted if p.ctype == "int" and re.fullmatch(r"-?\d{1,9}", given[p.name])
-    }
+    sizes = call.sizes
     for const, ctype, name, extent in wanted:
-        if not extent:
-            if not (name in sizes or (ctype == "real" and re.fullmatch(r"0x[0-9a-f]{8}u", given[name]))):
+        if extent is None:
+            is_real = ctype == "real" and re.fullmatch(r"0x[0-9a-f]{8}u", given[name])
+            if not (name in sizes or is_real or (ctype == "four_rows" and given[name] in KERNELS)):
                 return False
             continue
         m = POINTER.fullmatch(given[name])
         array = (m[1] or m[3]) if m else ""
         actual, length = room.get(array, ("", 0))
-        # text of this package's own kernels; C division of a number that is not negative
-        needed = eval(extent.replace("/", "//"), {"__builtins__": {}}, sizes)
-        start = int(m[2] or 0) if m else 0
+        needed, start = extent(sizes), int(m[2] or 0) if m else 0
         if actual != ctype or not (const or array in WRITABLE) or not 0 < needed <= length - start:
             return False
         if array in reached:
             reached[array] = max(reached[array], start + needed)
-    return sizes.get("bits", 8) in (4, 8)
+    if "four" not in given:
+        return True
+    k = sizes["k"] if "k" in sizes else sizes["c"] * sizes["kh"] * sizes["kw"]
+    return sizes["words"] == words_per_group(given["four"], k) and 0 <= sizes.get("shift", 0) < 32
