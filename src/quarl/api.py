@@ -427,6 +427,7 @@ class Agent:
         mode: Mode | None = None,
         observations: ArrayLike | dict[str, Array] | None = None,
         seed: int = 0,
+        name: str = "policy",
         **where: Unpack[EnvironmentKeywords],
     ) -> dict[str, Any]:
         """Write the folder of `quarl export`: a target's file, its contract, golden vectors and usage instructions.
@@ -442,6 +443,7 @@ class Agent:
             observations: Raw observations [N, ...] for calibration and golden vectors; None records the policy's own
                 episodes.
             seed: Seed of these episodes.
+            name: Prefix of the symbols, macros and files of "c".
             env_id: The environment; None means the one that the policy was trained in.
             env_kwargs: Arguments of the environment, in addition to those that the policy records.
             wrappers: Wrappers in place of the policy's, the outermost last: names, as in "AtariWrapper", or (name,
@@ -464,7 +466,7 @@ class Agent:
         given = None if observations is None else policy_rows(policy, observations)[0]
         about: Any = {"observations": given, "environment": environment, "seed": seed}
         exported = exporting.quantised(policy, target, precision, mode, **about)
-        return exporting.export(exported, target, Path(directory), **about)
+        return exporting.export(exported, target, Path(directory), name=name, **about)
 
     def _quantized(self) -> QuantizedPolicy:
         if isinstance(self.policy, QuantizedPolicy):

@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import re
+import shutil
 import subprocess
 import time
 from dataclasses import replace
@@ -254,19 +255,63 @@ def test_c_is_sound_under_sanitizers_and_its_selftest_passes(name, tmp_path):
     policy, x = static(name, "int4")
     compiled(policy, x, tmp_path)
     (tmp_path / "main.c").write_text(
-        f"""#define POLICY_FLOAT
-#include "policy.h"
+        f"""#include "policy.h"
 static {"uint8_t" if x.dtype == np.uint8 else "uint32_t"} x[POLICY_OBSERVATION];
 int main(void) {{
     uint32_t y[POLICY_RAW + POLICY_ACTION];
     int first = policy_selftest();
-    return first ? first : policy_act(x, (void *)y) || policy_number(policy_bits(0.5f)) > 0.5f;
+    return first ? first : policy_act(x, (void *)y);
 }}
 """
     )
     command = ["gcc", *SOUND.split(), *sorted(tmp_path.glob("*.c")), "-o", tmp_path / "selftest"]
     subprocess.run(command, check=True)
     subprocess.run([tmp_path / "selftest"], check=True)
+
+
+@pytest.mark.slow
+def test_two_policies_share_a_program_in_c_and_in_cpp(tmp_path):
+    require.program("g++")
+    for name, network in (("hover", "squashed"), ("Land", "odd")):
+        policy, x = static(network, "int4")
+        for file, content in c.write(policy, "{}", golden.record(policy, x), name).items():
+            (tmp_path / file).write_bytes(content)
+    (tmp_path / "main.c").write_text(
+        """#include "hover.h"
+#include "Land.h"
+int main(void) {
+    float x[HOVER_OBSERVATION] = {0.5f, -1.0f, 0.25f, 2.0f}, y[HOVER_ACTION] = {7.0f, 7.0f}, not_a_number = 0.0f;
+    uint32_t bits[HOVER_OBSERVATION] = {0x3f000000u, 0xbf800000u, 0x3e800000u, 0x40000000u}, again[HOVER_ACTION];
+    float land[LAND_OBSERVATION] = {0.0f};
+    int32_t choice[LAND_ACTION] = {-9};
+    union { float number; uint32_t bits; } each;
+    int i, wrong = 0;
+    if (hover_selftest() || Land_selftest()) return 1;
+    not_a_number /= not_a_number;
+    if (hover_act(bits, again) || hover_act_float(x, y) || Land_act_float(land, choice)) return 2;
+    for (i = 0; i < HOVER_ACTION; i++) {
+        each.number = y[i];
+        wrong += each.bits != again[i];
+    }
+    x[1] = land[6] = not_a_number;
+    if (hover_act_float(x, y) != -1 || Land_act_float(land, choice) != -1) return 3;
+    each.number = y[0];
+    return wrong || each.bits != again[0] || choice[0] < 0 || choice[0] > 1 ? 4 : 0;
+}
+"""
+    )
+    files = [str(tmp_path / f"{name}.c") for name in ("hover", "hover_selftest", "Land", "Land_selftest", "main")]
+    strict = boards.STRICT.split()[1:]
+    for words in (
+        "gcc -std=c99",
+        "gcc -std=c11",
+        "g++ -std=c++17 -x c++",
+        "clang -std=c99",
+        "clang++ -std=c++17 -x c++",
+    ):
+        if shutil.which(words.split()[0]):
+            subprocess.run([*words.split(), "-O2", *strict, *files, "-o", tmp_path / "both"], check=True)
+            assert subprocess.run([tmp_path / "both"], check=False).returncode == 0
 
 
 @pytest.mark.slow

@@ -10,13 +10,16 @@ from test_contract import cartpole
 
 import networks
 import quarl
+import require
 from quarl import engines
 from quarl.api import Agent
 from quarl.calibration import quantize
 from quarl.cli import main
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.export import export, golden, quantised, targets
+from quarl.export.equal import VerifyRow
 from quarl.export.targets import FILES
+from quarl.export.verification import verify
 from quarl.policy import artifact
 from quarl.quant.spec import QuantSpec
 
@@ -224,3 +227,30 @@ def test_of_two_agents_exported_at_once_into_one_folder_one_is_refused(tmp_path,
     with pytest.raises(QuarlError, match=r"out holds an export of another policy, .*; the results are in "):
         export(first, "onnx", tmp_path / "out", observations=x)
     assert artifact.read(tmp_path / "out" / "policy.quarl").linear[0].weight.codes.shape[0] == 8
+
+
+@pytest.mark.slow
+def test_a_named_export_is_regenerated_and_verified_by_its_name(tmp_path):
+    require.runtime("c")
+    policy, x = agent("int4")
+    said = export(policy, "c", tmp_path, observations=x, name="hover")
+    assert (said["name"], said["verified"][0]["result"]) == ("hover", "equal")
+    assert {path.name for path in tmp_path.iterdir()} == EVERYTHING | {"hover.h", "hover.c", "hover_selftest.c"}
+    assert "HOVER_ACTION" in (tmp_path / "hover.h").read_text()
+    assert "hover_act" in (tmp_path / "README.md").read_text()
+    for edited in (False, True):
+        rows = [each for each in verify(tmp_path, ["c"], episodes=0, edited=edited) if isinstance(each, VerifyRow)]
+        assert (rows[-1].runtime, rows[-1].result) == ("c", "equal")
+        assert ("sources" in {row.check for row in rows}) == (not edited)
+        text = (tmp_path / "hover.c").read_text()
+        (tmp_path / "hover.c").write_text(text + "\n")
+
+
+@pytest.mark.parametrize("name", ["int", "2fast", "a-b", "../policy", "x" * 32])
+def test_a_name_that_is_no_identifier_is_refused(name, tmp_path, capsys):
+    artifact.write(agent()[0], tmp_path / "p.quarl")
+    assert main(["export", str(tmp_path / "p.quarl"), "--to", "c", "-o", str(tmp_path / "out"), f"--name={name}"]) == 2
+    assert capsys.readouterr().err.splitlines()[0].startswith(f"quarl: --name is {name!r}; use a C identifier")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(QuarlError, match="--name requires --to c"):
+        targets.file_of("onnx", "hover")

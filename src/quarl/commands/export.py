@@ -9,7 +9,7 @@ from quarl.config import ExportConfig
 from quarl.export import export, quantised
 from quarl.export.contract import meaning
 from quarl.export.equal import VerifyRow
-from quarl.export.targets import FILES
+from quarl.export.targets import file_of
 from quarl.export.verification import judged
 from quarl.policy.graph import is_quantized
 from quarl.readers import find
@@ -18,6 +18,7 @@ from quarl.readers.normalizer import outside, sentence
 
 def run(config: ExportConfig) -> None:
     """Write the folder and print the results of each runtime on this machine."""
+    path = config.output / file_of(config.to, config.name)
     policy, environment = model.at_home(model.read(config), config)
     given = model.observations(config.observations, policy)
     about: Any = {"observations": given, "environment": environment, "seed": config.seed}
@@ -31,13 +32,13 @@ def run(config: ExportConfig) -> None:
         )
     source = model.locate(config)
     file = find.in_folder(source) if source.is_dir() else source
-    contract = export(exported, config.to, config.output, source=file, **about)
+    contract = export(exported, config.to, config.output, source=file, name=config.name, **about)
     rows = [VerifyRow(check="golden vectors", count=each.pop("vectors"), **each) for each in contract["verified"]]
     said += [
         meaning(exported.head),
         sentence(exported),
         *filter(None, [outside(exported.provenance.wrappers)]),
-        f"file: {config.output / FILES[config.to]}",
+        f"file: {path}",
     ]
     title = f"{exported.provenance.title(config.env)}: {exported.spec.in_words} for {config.to}"
     terminal.tell(config, VerifyRow, rows, title, "", *said, **model.told(config, exported, None))

@@ -40,6 +40,8 @@ class ExportConfig(ModelConfig):
     """Activations: quantized per row at run time, or on grids calibrated beforehand, which boards need."""
     io: Literal["float", "int8"] = "float"
     """Types of the file's inputs and outputs; int8 is refused, with the reason."""
+    name: str = "policy"
+    """Prefix of the symbols, macros and files of C, so that policies can share a firmware."""
     observations: Observations = None
     """Recorded observations, .npy, .npz or .csv with a row per step, instead of an environment, for calibration and
     golden vectors. The last tenth is held out from calibration.

@@ -18,7 +18,7 @@ from quarl.evaluation import record, sample, split_by_time
 from quarl.export import contract, golden, targets, verification
 from quarl.export.contract import CONTRACT, GOLDEN, POLICY, SUMS, sha256
 from quarl.export.readme import readme
-from quarl.export.targets import FILES, STATIC, TARGETS
+from quarl.export.targets import STATIC, TARGETS, file_of
 from quarl.files import staged, write_bytes
 from quarl.inert.zip import read_bytes
 from quarl.policy import artifact
@@ -87,6 +87,7 @@ def export(
     source: Path | None = None,
     environment: Environment | None = None,
     seed: int = 0,
+    name: str = "policy",
 ) -> dict[str, Any]:
     """Write a folder with the policy's file, its contract, golden vectors and usage; return the contract.
 
@@ -101,6 +102,7 @@ def export(
         source: File of the agent.
         environment: Environment to record in; None is the policy's own.
         seed: Seed of the recorded episodes.
+        name: Prefix of symbols and files of "c".
 
     Raises:
         QuarlError: There are neither observations nor an environment.
@@ -108,6 +110,7 @@ def export(
     """
     if target not in TARGETS:
         raise QuarlError(f"unknown target {target!r}; choose one of {', '.join(TARGETS)}")
+    file = file_of(target, name)
     if target in STATIC and policy.spec.mode != "static":
         if policy.spec.activation_bits is None:
             raise UnsupportedError(
@@ -116,7 +119,7 @@ def export(
         raise UnsupportedError(f"{target} needs static mode, this policy is dynamic: export it with --mode static")
     # Refuse a foreign folder before any work is done.
     check = partial(_refuse_files_of_others, directory, target, made_from := _source(policy, source))
-    check([POLICY, GOLDEN, CONTRACT, "README.md", SUMS, FILES[target]])
+    check([POLICY, GOLDEN, CONTRACT, "README.md", SUMS, file])
     env, environment = None, environment or in_environment(policy)[1]
     if observations is None:
         environment = environment or home_of(policy, recordable=True)
@@ -135,20 +138,21 @@ def export(
         arithmetic="qdq" if target == "onnx-qdq" else "f32-rne",
         source=made_from,
         env=env,
+        name=name,
     )
     if env is not None:
         env.close()
     # Fill a temporary folder; its checks run in the file's runtimes before anything is replaced.
-    files = targets.write(policy, target, contract.inner(full), vectors)
+    files = targets.write(policy, target, contract.inner(full), vectors, name)
     with staged(directory, lambda folder: check(os.listdir(folder))) as folder:
-        for name, content in files.items():
-            write_bytes(contract.sealed(content), folder / name)
-        full["footprint"] = _footprint(policy, target, folder / FILES[target])
-        full["verified"] = verification.verified(policy, target, vectors, folder / FILES[target])
+        for each, content in files.items():
+            write_bytes(contract.sealed(content), folder / each)
+        full["footprint"] = _footprint(policy, target, folder / file)
+        full["verified"] = verification.verified(policy, target, vectors, folder / file)
         artifact.write(policy, folder / POLICY)
         write_bytes(vectors.to_bytes(), folder / GOLDEN)
         write_bytes((json.dumps(full, indent=1, default=artifact.plain) + "\n").encode(), folder / CONTRACT)
-        write_bytes(readme(full, FILES[target]).encode(), folder / "README.md")
+        write_bytes(readme(full, file).encode(), folder / "README.md")
         sums = [f"{sha256(path.read_bytes())}  {path.name}\n" for path in sorted(folder.iterdir())]
         write_bytes("".join(sums).encode(), folder / SUMS)
     return full

@@ -40,7 +40,7 @@ OPEN = "0" * 64
 """Placeholder of the seal: the seal is the sha256 of the file with this placeholder."""
 INSIDE = ("format", "target", "precision", "mode", "arithmetic", "environment")
 NAN = {
-    "c": "policy_act returns -1",
+    "c": "{name}_act returns -1",
     "": "not looked at: the arithmetic makes some number of it; do not act on such an observation",
 }
 TOLD = (
@@ -66,6 +66,7 @@ def contract(
     arithmetic: str,
     source: Mapping[str, str],
     env: gymnasium.Env[Any, Any] | None = None,
+    name: str = "policy",
 ) -> dict[str, Any]:
     """Return the content of contract.json; `footprint` and `verified` are empty.
 
@@ -75,6 +76,7 @@ def contract(
         arithmetic: Arithmetic of the file.
         source: `file` and `sha256` of the agent.
         env: Environment of the policy, which describes its observations; None if it is missing here.
+        name: Prefix of symbols and files in C.
     """
     # Keys are part of the format: `differences` compares them with those of files.
     head, of, products = policy.head, provenance_to_json(policy.provenance), macs(policy)
@@ -83,19 +85,22 @@ def contract(
         "format": FORMAT,
         "quarl": __version__,
         "target": target,
+        "name": name,
         "precision": policy.spec.precision,
         "mode": policy.spec.mode,
         "spec": policy.spec.to_json(),
         "arithmetic": arithmetic,
         "io": "float",
-        "source": {**source, **{name: of[name] for name in (*SOURCE, "metadata", "choices") if name in of}},
-        "environment": {name: of[field] for name, field in ENVIRONMENT.items()},
+        "source": {**source, **{key: of[key] for key in (*SOURCE, "metadata", "choices") if key in of}},
+        "environment": {key: of[field] for key, field in ENVIRONMENT.items()},
         "observation": {
             "shape": list(policy.observation_shape),
             "dtype": policy.observation_dtype,
             "layout": f"{order}: {layout(policy.inputs)}" if policy.inputs else order,
             "inputs": list(map(astuple, policy.inputs)),
-            "nan": NAN.get(target, NAN[""]) if policy.observation_dtype == "float32" else "bytes have none",
+            "nan": NAN.get(target, NAN[""]).format(name=name)
+            if policy.observation_dtype == "float32"
+            else "bytes have none",
             **observed(policy, env),
         },
         "action": {
@@ -199,7 +204,9 @@ def differences(policy: QuantizedPolicy, full: Mapping[str, Any]) -> Iterator[st
     """Yield the keys of contract.json, with dots between, that differ from the contract of the policy."""
     target = full.get("target") if full.get("target") in TARGETS else TARGETS[0]
     arithmetic = "qdq" if target == "onnx-qdq" else "f32-rne"
-    known = contract(policy, str(target), arithmetic=arithmetic, source={"file": "", "sha256": ""})
+    known = contract(
+        policy, str(target), arithmetic=arithmetic, source={"file": "", "sha256": ""}, name=str(full.get("name"))
+    )
     return _differ(json.loads(json.dumps(known, default=plain)), full, "")
 
 

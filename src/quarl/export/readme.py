@@ -18,16 +18,17 @@ output = policy.get_tensor(policy.get_output_details()[0]["index"])[0]""",
     "onnx": """import onnxruntime
 policy = onnxruntime.InferenceSession("policy.onnx")
 output = policy.run(None, {"observation": observation[None]})[0][0]""",
-    "c": """#include "policy.h" /* after #define POLICY_FLOAT it also has policy_bits and policy_number */
-{x}_t observation[POLICY_OBSERVATION];
-if (policy_act(observation, action)) /* not 0: NaN or infinity, and no action */
+    "c": """#include "NAME.h"
+{x} observation[MACRO_OBSERVATION];
+if (NAME_{act}(observation, action)) /* not 0: NaN or infinity, and no action */
     stop();
-/* cc -std=c99 -O3 -c policy.c; policy_selftest() gives 0, or the number of the first vector that differs */""",
+/* cc -std=c99 -O3 -c NAME.c; NAME_selftest() gives 0, or the number of the first vector that differs */""",
 }
 
 
 def readme(contract: Mapping[str, Any], file: str) -> str:
     """Return the README.md of a folder that `quarl export` writes."""
+    name = contract["name"]
     observation, action, source = contract["observation"], contract["action"], contract["source"]
     kind = "c" if contract["target"] == "c" else file.rpartition(".")[2]
     shape = " x ".join(map(str, observation["shape"]))
@@ -40,9 +41,9 @@ def readme(contract: Mapping[str, Any], file: str) -> str:
     )
     gives = f"`{file}` gives {action['num_outputs']} float32 numbers: {action['meaning']}"
     if kind == "c":
-        gives = (
-            "`policy_act` gives the action, `policy_raw` the outputs of the network; numbers are the bits of float32"
-        )
+        gives = f"`{name}_act` gives the action, `{name}_raw` the network's outputs; numbers are the bits of float32"
+    x, act = ("uint8_t", "act") if observation["dtype"] == "uint8" else ("float", "act_float")
+    call = CALLS[kind].replace("{x}", x).replace("{act}", act).replace("NAME", name).replace("MACRO", name.upper())
     return f"""# {source["algo"] or "A policy"} on {where}, {contract["precision"]} {contract["mode"]}
 
 `{file}` takes one raw observation, {observation["dtype"]} [{shape}], {observation["layout"]}{made}. Do not
@@ -51,7 +52,7 @@ normalize, scale or clip it first. Its numbers are named in `contract.json`. NaN
 {"; ".join(filter(None, (gives, outside(contract["environment"]["wrappers"]))))}.
 
 ```{"c" if kind == "c" else "python"}
-{CALLS[kind].replace("{x}", "uint8" if observation["dtype"] == "uint8" else "uint32")}
+{call}
 ```
 
 Held to `golden.npz` here: {held or "no runtime"}.

@@ -33,7 +33,9 @@ from quarl.quant.spec import EXACT
 from quarl.readers import load
 
 CODE = {"policy.h", "policy_selftest.c", *targets.FILES.values()}
-"""Files that only some targets write, besides those in all folders."""
+"""Files that only some targets write, besides those in all folders, with their usual names."""
+SUFFIXES = (".c", ".h", ".tflite", ".onnx")
+"""Suffixes of such files."""
 AGAIN = "export the policy again, or give --edited to compile and run it as it is"
 EMULATED = ("c-aarch64", "c-m4", "c-m0")
 """Runtimes of other processors: slow, and only checked on request."""
@@ -131,7 +133,7 @@ def verify(
         yield VerifyRow(check="sha256", count=_check_sums(folder, edited))
         full = read_document(folder / CONTRACT)
         policy, compared["golden vectors"] = _sources(folder, full, edited)
-        path = folder / targets.FILES[full["target"]]
+        path = folder / targets.file_of(full["target"], full["name"])
         exported = contract.policy_of(full, str(folder / CONTRACT))
         yield VerifyRow(check="contract", count=1)
         count = len(compared["golden vectors"].given)
@@ -280,10 +282,10 @@ def _check_sums(folder: Path, edited: bool) -> int:
     if unlisted := [name for name in sorted(CODE) if name not in sums and os.path.lexists(folder / name)]:
         raise QuarlError(f"{folder / unlisted[0]} does not belong to this export: {SUMS} does not list it; remove it")
     for name, digest in sums.items():
-        if not (edited and name in CODE) and contract.sha256(_read(folder / name)) != digest:
+        if not (edited and name.endswith(SUFFIXES)) and contract.sha256(_read(folder / name)) != digest:
             raise QuarlError(
                 f"{folder / name} does not match its sha256 in {SUMS}: {place(folder, name)}; "
-                + (AGAIN if name in CODE else "export the policy again")
+                + (AGAIN if name.endswith(SUFFIXES) else "export the policy again")
             )
     return len(sums)
 
@@ -291,7 +293,7 @@ def _check_sums(folder: Path, edited: bool) -> int:
 def _check_files(folder: Path, full: dict[str, Any], policy: QuantizedPolicy, vectors: Golden) -> int:
     """Return the number of the target's files, which must equal, byte for byte, the files written from the policy."""
     with reading(folder):
-        files = targets.write(policy, full["target"], contract.inner(full), vectors)
+        files = targets.write(policy, full["target"], contract.inner(full), vectors, full["name"])
     for name, content in files.items():
         if contract.sealed(content) != _read(folder / name):
             raise QuarlError(f"{folder / name} is not what quarl export writes from {POLICY}: {AGAIN}")

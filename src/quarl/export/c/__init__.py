@@ -13,52 +13,53 @@ __all__ = ["check", "write"]
 
 SELFTEST_VECTORS = 64
 SELFTEST_NUMBERS = 2**16
-"""Largest number of values in the observations of policy_selftest.c: images have fewer vectors."""
-SELFTEST = """#include "policy.h"
+"""Largest number of values in the observations of the self-test: images have fewer vectors."""
+SELFTEST = """#include "{name}.h"
 
 {tables}
-int policy_selftest(void) {{
-    uint32_t raw[POLICY_RAW];
+int {name}_selftest(void) {{
+    uint32_t raw[{macro}_RAW];
     int i, j;
     for (i = 0; i < {count}; i++) {{
-        if (policy_raw(observations + i * POLICY_OBSERVATION, raw))
+        if ({name}_raw(observations + i * {macro}_OBSERVATION, raw))
             return i + 1;
-        for (j = 0; j < POLICY_RAW; j++)
-            if (raw[j] != outputs[i * POLICY_RAW + j])
+        for (j = 0; j < {macro}_RAW; j++)
+            if (raw[j] != outputs[i * {macro}_RAW + j])
                 return i + 1;
     }}
     return 0;
 }}
 
-#ifdef POLICY_MAIN /* as a program of its own */
-int main(void) {{ return policy_selftest(); }}
+#ifdef {macro}_MAIN /* as a program of its own */
+int main(void) {{ return {name}_selftest(); }}
 #endif
 """
 
 
-def write(policy: QuantizedPolicy, comment: str, golden: Golden) -> dict[str, bytes]:
-    """Return policy.h, policy.c and policy_selftest.c by name.
+def write(policy: QuantizedPolicy, comment: str, golden: Golden, name: str = "policy") -> dict[str, bytes]:
+    """Return NAME.h, NAME.c and NAME_selftest.c by name.
 
     Args:
         policy: The policy.
         comment: First comment of policy.c; it must be JSON, since asterisks are escaped.
         golden: Source of the self-test's vectors.
+        name: Prefix of files, functions and, in capitals, macros.
 
     Raises:
         UnsupportedError: The policy is not in static integers of at most 8 bits, or C lacks a kernel.
     """
-    program = Lowering(policy).program(comment.replace("*", "\\u002a").replace("??", "?\\u003f"))
+    program = Lowering(policy).program(comment.replace("*", "\\u002a").replace("??", "?\\u003f"), name)
     program.validate()
     files = {
-        "policy.h": program.header(),
-        "policy.c": program.source(),
-        "policy_selftest.c": _selftest(program, golden),
+        f"{name}.h": program.header(),
+        f"{name}.c": program.source(),
+        f"{name}_selftest.c": _selftest(program, golden),
     }
-    return {name: text.encode("ascii") for name, text in files.items()}
+    return {file: text.encode("ascii") for file, text in files.items()}
 
 
 def _selftest(program: Program, golden: Golden) -> str:
-    """Return policy_selftest.c with evenly spaced golden vectors.
+    """Return NAME_selftest.c with evenly spaced golden vectors.
 
     Only finite vectors are usable, as it compares their results.
     """
@@ -69,4 +70,4 @@ def _selftest(program: Program, golden: Golden) -> str:
     x = rows[chosen].astype(np.uint8) if program.x == "uint8_t" else rows[chosen].astype(np.float32).view(np.uint32)
     y = golden.outputs[chosen].astype(np.float32).view(np.uint32)
     tables = numbers("observations", x) + numbers("outputs", y)
-    return SELFTEST.format(tables=tables, count=count)
+    return SELFTEST.format(name=program.name, macro=program.name.upper(), tables=tables, count=count)

@@ -24,7 +24,7 @@ from quarl.export.c.program import Program, check
 from quarl.files import temporary_folder
 from quarl.policy.graph import ActionHead, QuantizedPolicy
 
-STRICT = "-std=c99 -Wall -Wextra -Werror -pedantic"
+STRICT = "-std=c99 -Wall -Wextra -Wpedantic -Wconversion -Wvla -Werror"
 BARE = "-mthumb -O2 -fno-tree-loop-distribute-patterns"
 LAYOUT = "-nostdlib -Wl,--section-start=.vectors=0,-Ttext=0x40,-Tdata=0x20000000,-Tbss=0x20000000,-e,0x40 -lgcc"
 """Memory of the machine mps2-an386: code from 0 on, data from 0x20000000 on, the stack from 4 MB above that."""
@@ -125,7 +125,10 @@ class Compiled:
         board, where, file = BOARDS[self.name], self.folder, "policy.o"
         if board.link == LAYOUT:
             file = "alone"
-            _ran(f"{board.compiler} {board.flags} policy.o -nostdlib -lgcc -Wl,-e,policy_act -o {file}", where)
+            _ran(
+                f"{board.compiler} {board.flags} policy.o -nostdlib -lgcc -Wl,-e,{self.program.name}_act -o {file}",
+                where,
+            )
         size = board.compiler.removesuffix("gcc") + "size"
         return int(_ran(f"{size} {file}", where).splitlines()[1].split()[0])
 
@@ -152,17 +155,24 @@ def load(name: str, file: Path, head: ActionHead | None = None, edited: Quantize
     if any(shutil.which(tool) is None for tool in {board.compiler, board.run.split()[0]} - {"./policy"}):
         raise MissingPackageError(f"runtime {name} is not installed: apt install {board.packages}")
     try:
-        program = Lowering(edited).program("") if edited else check(file.read_text("ascii", errors="replace"))
+        program = (
+            Lowering(edited).program("", file.stem) if edited else check(file.read_text("ascii", errors="replace"))
+        )
     except QuarlError as error:
         raise QuarlError(f"{name} does not run {file.name}: {error}") from None
     # Compile the parsed program, or the edited file as it is, with a harness that answers through pipes.
     harness = importlib.resources.files(__package__).joinpath("harness.c").read_text()
+    harness = harness.replace("policy", program.name).replace("POLICY", macro := program.name.upper())
     with ExitStack() as stack:
         where = stack.enter_context(temporary_folder())
-        for path, text in (("policy.h", program.header()), ("policy.c", program.source()), ("harness.c", harness)):
+        for path, text in (
+            (f"{program.name}.h", program.header()),
+            ("policy.c", program.source()),
+            ("harness.c", harness),
+        ):
             (where / path).write_text(text)
         strict, source = ("-std=c99", str(file.absolute())) if edited else (STRICT, "policy.c")
-        types = f"-DPOLICY_NUMBER={program.x} -DPOLICY_RESULT={program.a}"
+        types = f"-D{macro}_NUMBER={program.x} -D{macro}_RESULT={program.a}"
         _ran(f"{board.compiler} {strict} {board.flags} -c -o policy.o", where, source)
         _ran(f"{board.compiler} {board.flags} {types} harness.c policy.o {board.link} -o policy", where)
         # Opening both ends for reading and writing does not wait for the program.

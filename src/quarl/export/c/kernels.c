@@ -33,7 +33,7 @@ typedef char arithmetic_shift[(-1 >> 1) == -1 ? 1 : -1]; /* as all compilers for
 #endif
 #define MASK(field) const uint32_t mask = (field) * 0x10001u
 #define PAIR(x, from) const uint32_t x##0 = (uint32_t)(from)[0], x##1 = (uint32_t)(from)[1]
-#define DOT(sum, w, x) sum += ((w) & 0xffffu) * x##0 + ((w) >> 16) * x##1
+#define DOT(sum, w, x) sum += ((w) & 0xffffu) * x##0, sum += ((w) >> 16) * x##1
 #define DOT_SIGNED(sum, w, x) sum += (uint32_t)(int16_t)((w) & 0xffffu) * x##0 + (uint32_t)((int32_t)(w) >> 16) * x##1
 /* Few registers take each product at once. */
 #define DOT_HELD(sum, w, x)          \
@@ -291,12 +291,16 @@ static void odd3(int words, const uint32_t *w, const int16_t *x, uint32_t *s) {
 
 /* -offset times the sum of x, modulo 2^32. */
 static uint32_t offset_sum(int offset, int k, const int16_t *x) {
+    MASK(1u);
     uint32_t sum = 0;
     for (; k > 1; k -= 2, x += 2) {
         PAIR(a, x);
-        DOT(sum, 0x10001u, a);
+        DOT(sum, mask, a);
     }
-    if (k) sum += (uint32_t)*x;
+    if (k) {
+        const uint32_t lone = (uint32_t)*x;
+        sum += lone;
+    }
     return (0u - (uint32_t)offset) * sum;
 }
 

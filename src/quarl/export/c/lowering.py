@@ -100,7 +100,7 @@ class Lowering:
         every = np.arange(256, dtype=np.float32) if is_bytes else None
         self.values = {OBSERVATION: Value(size=size, real=Place("x"), bytes_as=every)}
 
-    def program(self, comment: str) -> Program:
+    def program(self, comment: str, name: str = "policy") -> Program:
         """Return the whole policy."""
         for now, op in enumerate(self.policy.ops):
             self.now = now
@@ -117,6 +117,7 @@ class Lowering:
         x = "uint32_t" if self.values[OBSERVATION].bytes_as is None else "uint8_t"
         return Program(
             comment=comment,
+            name=name,
             x=x,
             a=a,
             observation=self.values[OBSERVATION].size,
