@@ -35,7 +35,7 @@ KINDS = [name for name in networks.EVERY if name not in (*MISSING, *FUNCTIONS)]
 WEIGHTS = ("odd", "convolutional", "padded", "sliced", "residual")
 """Networks whose weights lie in all the ways that nibbles do."""
 WIDE = ActivationGrid(scale=0.1, zero_point=0, bits=16)
-SOUND = "-std=c99 -U__GNUC__ -O1 -g -Wall -Wextra -Werror -pedantic"
+SOUND = "-std=c99 -U__GNUC__ -U__SSE2__ -O1 -g -Wall -Wextra -Werror -pedantic"
 SOUND += " -fsanitize=undefined,address -fno-sanitize-recover=all"
 """With what stands in for functions that only gcc and clang have."""
 

@@ -88,7 +88,9 @@ def _counted(policy: QuantizedPolicy, file: Path, work: int) -> Footprint:
 
 def _estimated(program: Program, work: int, why: str) -> Footprint:
     source, total = program.source(), float(CALL)
-    letters = re.sub(r"/\*.*?\*/|(?m:^#(?:[^\n]*\\\n)*[^\n]*)|\s+", "", TABLE.sub("", source), flags=re.S)
+    letters = re.sub(
+        r"#ifdef LANES\n.*?#endif\n|/\*.*?\*/|(?m:^#(?:[^\n]*\\\n)*[^\n]*)|\s+", "", TABLE.sub("", source), flags=re.S
+    )
     calls = (*program.network, *program.head)
     for call in calls:
         s = call.sizes

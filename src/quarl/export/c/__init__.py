@@ -1,4 +1,4 @@
-"""A static policy as integer-only C99: no heap, no float operations, no include but <stdint.h>."""
+"""A static policy as integer-only C99: no heap, no float operations, no headers but <stdint.h> and intrinsics."""
 
 from __future__ import annotations
 
