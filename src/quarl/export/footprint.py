@@ -83,7 +83,7 @@ def _counted(policy: QuantizedPolicy, file: Path, work: int) -> Footprint:
     board = boards.load(BOARD, file)
     board.run(rows.astype(policy.observation_dtype))
     how = f"counted on a Cortex-M4 in qemu, {board.version} -O2"
-    return Footprint(flash=board.flash(), ram=board.stack, macs=work, instructions=board.instructions, how=how)
+    return Footprint(flash=board.flash(), ram=board.deepest(), macs=work, instructions=board.instructions, how=how)
 
 
 def _estimated(program: Program, work: int, why: str) -> Footprint:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.resources
 import os
+import re
 import select
 import shutil
 import subprocess
@@ -21,6 +23,7 @@ from quarl.arrays import Array
 from quarl.errors import MissingPackageError, QuarlError, first_line
 from quarl.export.c.lowering import Lowering
 from quarl.export.c.program import Program, check
+from quarl.export.c.weight_words import KERNELS
 from quarl.files import temporary_folder
 from quarl.policy.graph import ActionHead, QuantizedPolicy
 
@@ -32,6 +35,8 @@ QEMU = "qemu-system-arm -M mps2-an386 -display none -monitor none -serial none -
 QEMU += " -semihosting-config enable=on,target=native -kernel ./policy"
 INSTRUCTIONS = 40
 """Instructions per tick of that machine's clock: 25 MHz, with an instruction per nanosecond."""
+LIBRARY = {"ldivmod": 96, "": 32}
+"""Bytes of the stack of libgcc's 64-bit division (72 and 96 on armv6-m, 48 on a Cortex-M4), and of its others."""
 LONGEST = 600.0
 """Seconds for a compiler, and for a program per observation."""
 
@@ -131,6 +136,32 @@ class Compiled:
             )
         size = board.compiler.removesuffix("gcc") + "size"
         return int(_ran(f"{size} {file}", where).splitlines()[1].split()[0])
+
+    def deepest(self) -> int:
+        """Return the bytes of the stack that an action takes at most on a Cortex-M, by the compiler's call graph.
+
+        A watermark of observations can miss the path near a tie.
+        """
+        board, where = BOARDS[self.name], self.folder
+        _ran(f"{board.compiler} {STRICT} {board.flags} -fcallgraph-info=su -c -o graph.o policy.c", where)
+        graph = (where / "graph.ci").read_text()
+        frames = {name: int(size) for name, size in NODE.findall(graph)}
+        called: dict[str, set[str]] = {name: set() for name in frames}
+        for source, target in EDGE.findall(graph):
+            # Kernels call the sums of four rows through a pointer, unless the compiler knows which.
+            called[source] |= {name for name in frames if SUMS.match(name)} if target == "__indirect_call" else {target}
+
+        @functools.cache
+        def below(name: str) -> int:
+            return frames.get(name, 0) + max(map(below, called.get(name, ())), default=0)
+
+        library = _ran(f"{board.compiler.removesuffix('gcc')}nm -u graph.o", where)
+        return below(f"{self.program.name}_act") + max(size for word, size in LIBRARY.items() if word in library)
+
+
+NODE = re.compile(r'node: \{ title: "([^"]+)" label: "[^"]*\\n(\d+) bytes')
+EDGE = re.compile(r'edge: \{ sourcename: "([^"]+)" targetname: "([^"]+)"')
+SUMS = re.compile(rf"policy\.c:({'|'.join(KERNELS)})\b")
 
 
 def load(name: str, file: Path, head: ActionHead | None = None, edited: QuantizedPolicy | None = None) -> Compiled:
