@@ -208,6 +208,23 @@ static real divide(real a, real b) {
     return pack((a ^ b) & SIGN, (m / d) | (m % d != 0), ea - eb - s);
 }
 
+/* 2^55 / b, below 2^32, for quotients by the same number. */
+static uint32_t reciprocal(real b) {
+    int e;
+    uint32_t m = mantissa(b, &e);
+    return m < 0x800000u ? 0 : (uint32_t)((((uint64_t)1 << 55) - 1) / m);
+}
+
+/* divide(a, b) without a division: the estimate is the whole quotient, or 1 less. */
+static real divide_by(real a, real b, uint32_t inverse) {
+    int ea, eb;
+    uint32_t m = mantissa(a, &ea), d = mantissa(b, &eb);
+    uint64_t quotient = ((uint64_t)m * inverse) >> 29, rest = ((uint64_t)m << 26) - (uint64_t)(uint32_t)quotient * d;
+    if (m < 0x800000u || !inverse) return divide(a, b);
+    if (rest >= d) quotient++, rest -= d;
+    return pack((a ^ b) & SIGN, 2 * quotient | (rest != 0), ea - eb - 27);
+}
+
 /* Of a positive normal number. */
 static real square_root(real a) {
     int e, i;
@@ -466,8 +483,9 @@ static void clip(int n, const real *x, real low, real high, real *y) {
 }
 
 static void quantize(int n, const real *x, real step, int low, int high, int16_t *y) {
+    uint32_t inverse = reciprocal(step);
     int i;
-    EACH(i, n) y[i] = (int16_t)whole(divide(x[i], step), low, high);
+    EACH(i, n) y[i] = (int16_t)whole(divide_by(x[i], step, inverse), low, high);
 }
 
 /* By the reciprocal of a step that is a power of two. */
@@ -545,6 +563,7 @@ static void layer_norm(int n, const int16_t *x, real share, real epsilon, const 
                        real *y) {
     int32_t total = 0, rest = 0, squares = 0, centre;
     real mean, variance, root, deviation;
+    uint32_t inverse;
     int i;
     EACH(i, n) total += x[i];
     centre = whole(multiply(of_integer(total), share), -32768, 32767);
@@ -558,8 +577,9 @@ static void layer_norm(int n, const int16_t *x, real share, real epsilon, const 
     variance = add(variance, epsilon);
     root = square_root(variance);
     deviation = multiply(add(root, divide(variance, root)), 0x3f000000u);
+    inverse = reciprocal(deviation);
     EACH(i, n) {
-        real near = divide(add(of_integer(x[i] - centre), mean ^ SIGN), deviation);
+        real near = divide_by(add(of_integer(x[i] - centre), mean ^ SIGN), deviation, inverse);
         y[i] = add(multiply(near, gain[i]), offset[i]);
     }
 }
@@ -568,13 +588,15 @@ static void layer_norm(int n, const int16_t *x, real share, real epsilon, const 
 static void l2_norm(int n, const int16_t *x, real least, real *y) {
     int32_t squares = 0;
     real total, root;
+    uint32_t inverse;
     int i;
     EACH(i, n) squares += (int32_t)x[i] * x[i];
     total = of_integer(squares);
     if (less(total, least)) total = least;
     root = square_root(total);
     root = multiply(add(root, divide(total, root)), 0x3f000000u);
-    EACH(i, n) y[i] = divide(of_integer(x[i]), root);
+    inverse = reciprocal(root);
+    EACH(i, n) y[i] = divide_by(of_integer(x[i]), root, inverse);
 }
 
 /* The number of the largest of n scores, which are counted from `start`. */
