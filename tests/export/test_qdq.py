@@ -15,7 +15,6 @@ import require
 from quarl import engines
 from quarl.calibration import quantize
 from quarl.engines.numpy_operators import apply
-from quarl.engines.onnx import write
 from quarl.engines.reference import Reference, _channels, _integers, _per_row
 from quarl.engines.sums import requantization
 from quarl.errors import QuarlError, UnsupportedError
@@ -108,7 +107,8 @@ def held(name, path, policy, x):
     require.runtime(name)
     path.write_bytes(qdq.write(policy))
     runtime, reference = runtimes.load(name, path), Ties(policy, len(x))
-    outputs, got = reference.run(x), runtime.run(x)
+    outputs, seven = reference.run(x), np.asarray(runtime.row(x[:7])).reshape(7, -1)
+    got = np.concatenate([seven, runtime.run(x[7:])])  # rows together, and each on its own
     assert runtime.arithmetic == "qdq"
     sure = ~reference.tied
     assert sure.any()
@@ -187,13 +187,18 @@ def test_metadata_lie_in_the_file():
     assert {entry.key: entry.value for entry in onnx.load_from_string(file).metadata_props} == {"quarl.contract": "{}"}
 
 
-def test_a_call_takes_one_row_and_other_onnx_files_any_number():
-    made = static(policy := networks.dense([5, 16, 3]), networks.observations(policy, 64))
-    sizes = {}
-    for name, file in (("qdq", qdq.write(made)), ("onnx", write(made))):
-        (value,) = onnx.load_from_string(file).graph.input
-        sizes[name] = value.type.tensor_type.shape.dim[0].dim_value  # 0 of a batch that is open
-    assert sizes == {"qdq": 1, "onnx": 0}
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_seven_rows_at_once_act_as_each_on_its_own(tmp_path, runtime):
+    require.runtime(runtime)
+    policy = networks.EVERY["sliced"]()
+    x, path = networks.observations(policy, 64), tmp_path / "policy.onnx"
+    path.write_bytes(qdq.write(static(policy, x)))
+    loaded = runtimes.load(runtime, path)
+    alone, together = loaded.run(x[:7]), np.asarray(loaded.row(x[:7]))
+    assert together.shape == (7, policy.num_outputs)
+    np.testing.assert_array_equal(policy.head(together), policy.head(alone))
+    (value,) = onnx.load(path).graph.input
+    assert value.type.tensor_type.shape.dim[0].dim_param == "batch"
 
 
 def test_what_has_no_grids_is_refused():

@@ -24,7 +24,7 @@ from quarl.policy.operators import Linear, QuantizedTensor
 
 
 def write(policy: QuantizedPolicy, *, acts: bool = True, metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return the .onnx file: "observation" [1, *shape] to "output" float32 [1, n].
+    """Return the .onnx file: "observation" [batch, *shape] to "output" float32 [batch, n].
 
     Its outputs are those of `engines.onnx.write` if it acts.
 
@@ -48,7 +48,7 @@ class _Pairs(Translation):
     """The translation of one policy into a file whose values are all float32 tensors."""
 
     def __init__(self, policy: QuantizedPolicy, metadata: Mapping[str, str] | None) -> None:
-        super().__init__(policy, 1, metadata)
+        super().__init__(policy, None, metadata)
         self._readers = readers(policy)
         self._codes: dict[str, tuple[str, ActivationGrid]] = {}
         """Codes by the tensor on an int8 grid."""

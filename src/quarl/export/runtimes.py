@@ -263,9 +263,7 @@ def _openvino(name: str, file: Path) -> RowByRow:
 def _tract(name: str, file: Path) -> RowByRow:
     import tract
 
-    model = tract.onnx().load(file).into_model()
-    model.transform(tract.SetSymbols({"batch": 1}))
-    state = model.into_runnable().spawn_state()
+    state = tract.onnx().load(file).into_model().into_runnable().spawn_state()
     return RowByRow(name, _onnx_arithmetic(file.read_bytes()), installed(name), lambda x: state.run([x])[0].to_numpy())
 
 
