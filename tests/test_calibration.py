@@ -13,7 +13,7 @@ from quarl.calibration import Calibrated, quantize
 from quarl.engines.numpy_operators import as_float
 from quarl.errors import QuarlError
 from quarl.policy import artifact, fit
-from quarl.policy.grids import EXACT, grid_rules, trained_rules
+from quarl.policy.grids import EXACT, fixed_grid, grid_rules, pixel_grid, trained_rules
 from quarl.policy.operators import QuantizedTensor
 from quarl.quant.affine import quarl_2020
 from quarl.quant.spec import SCHEMES, QuantSpec
@@ -48,6 +48,32 @@ def test_each_layer_has_the_bits_that_it_was_given_in_the_file_as_well(mode):
     x = networks.observations(policy, 32)
     exact = engines.run_all(engines.load(quantized, "reference", batch=32), x)
     assert np.array_equal(engines.run_all(engines.load(loaded, "litert", batch=32), x), exact)
+
+
+@pytest.mark.parametrize("name", ["relu", "sigmoid", "tanh-normalized", "residual", "convolutional", "dueling"])
+def test_symmetric_activations_have_zero_point_0_in_every_engine(name):
+    policy = networks.EVERY[name]()
+    x = networks.observations(policy, 64)
+    made = quantize(policy, spec("int8", scheme="per-channel", mode="static", symmetric_activations=True), x)
+    usual = quantize(policy, spec("int8", scheme="per-channel", mode="static"), x)
+    assert {grid.zero_point for grid in made.grids.values()} == {0}
+    assert {grid.zero_point for grid in usual.grids.values()} != {0}
+    exact = engines.run_all(engines.load(made, "reference", batch=64), x)
+    for engine in ("litert", "onnx"):
+        np.testing.assert_array_equal(engines.run_all(engines.load(made, engine, batch=64), x), exact)
+    again = artifact.from_bytes(artifact.to_bytes(made), "memory")
+    assert (again.spec, again.grids) == (made.spec, made.grids)
+
+
+def test_symmetric_grids_reach_the_largest_number_at_code_127():
+    policy = networks.dense([5, 16, 3])
+    x = networks.observations(policy, 64)
+    made = quantize(policy, spec("int8", scheme="per-channel", mode="static", symmetric_activations=True), x)
+    largest = as_float(made, x)["net.0.relu"].max()
+    assert made.grids["net.0"].scale * 127 == pytest.approx(largest, rel=0.02)  # of the layer behind rounded inputs
+    assert pixel_grid(1 / 255, symmetric=True).scale == np.float32(1 / 127)
+    assert fixed_grid("sigmoid", symmetric=True).scale == np.float32(1 / 127)
+    assert fixed_grid("tanh", symmetric=True) == fixed_grid("tanh")
 
 
 def test_fp16_rounds_weights_and_nothing_else():

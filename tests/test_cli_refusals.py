@@ -58,6 +58,7 @@ REFUSED = {
     "ptq policy.quarl": {
         "--auto --max-loss much": "--max-loss is 'much'; use a percentage between 0 and 100, as in 2%",
         "--auto --scheme default naive": "--auto requires a single --scheme, got default naive: keep one",
+        "--symmetric-activations": "--symmetric-activations requires --mode static: add that, or drop it",
     },
     "ptq": {
         "int8.quarl": "int8.quarl is already quantized (int8); give the float policy or use quarl eval",

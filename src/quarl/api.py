@@ -140,6 +140,7 @@ class Agent:
         observations: ArrayLike | dict[str, Array] | None = None,
         scheme: str = "default",
         mode: Mode = "dynamic",
+        symmetric_activations: bool = False,
         seed: int = 0,
         **where: Unpack[EnvironmentKeywords],
     ) -> Agent:
@@ -154,6 +155,7 @@ class Agent:
                 policy's own episodes, whose seeds are reserved for calibration.
             scheme: Name of the quantization scheme, which turns weights into codes.
             mode: "dynamic" quantizes activations per row at run time, "static" on grids calibrated beforehand.
+            symmetric_activations: Give the grids of static mode zero point 0, as TensorRT requires.
             seed: Seed of the calibration episodes.
             env_id: The environment; None means the one that the policy was trained in.
             env_kwargs: Arguments of the environment, in addition to those that the policy records.
@@ -175,11 +177,12 @@ class Agent:
         """
         if is_quantized(self.policy):
             own = self.policy.spec
-            if own.is_called(precision) and scheme in ("default", own.scheme.name) and mode in ("dynamic", own.mode):
+            fits = mode in ("dynamic", own.mode) and symmetric_activations <= own.symmetric_activations
+            if own.is_called(precision) and scheme in ("default", own.scheme.name) and fits:
                 note(f"the policy is {own.in_words} already: its codes and grids are kept")
                 return self
             raise QuarlError(f"this policy is {own.in_words} already; quantize the fp32 one")
-        spec = QuantSpec.parse(precision, scheme=scheme, mode=mode)
+        spec = QuantSpec.parse(precision, scheme=scheme, mode=mode, symmetric_activations=symmetric_activations)
         policy, environment = in_environment(self.policy, **where)
         if observations is None and spec.needs_observations:
             observations = evaluation.record(policy, seed=seed, environment=environment)
@@ -195,6 +198,7 @@ class Agent:
         *,
         observations: ArrayLike | dict[str, Array] | None = None,
         mode: Mode = "dynamic",
+        symmetric_activations: bool = False,
         rounds: int = DistillSpec.rounds,
         updates: int = DistillSpec.updates,
         states: int = DistillSpec.states,
@@ -215,6 +219,7 @@ class Agent:
                 states only, and snapshots are compared by the error of their actions on the last tenth instead of by
                 returns.
             mode: Quantization of activations, as in `quantize`.
+            symmetric_activations: Give the grids of static mode zero point 0, as in `quantize`.
             rounds: Maximum number of rounds; each trains, validates a snapshot and collects new states.
             updates: Optimizer steps of a round.
             states: States that each round adds to the training data.
@@ -250,6 +255,7 @@ class Agent:
             raise QuarlError(f"this policy is {policy.spec.precision} already; distill the fp32 one")
         told: Any = {"rounds": rounds, "updates": updates, "states": states, "validation": validation}
         told |= {"bits": (str(precision),), "mode": mode, "margin": margin, "seed": seed}
+        told["symmetric_activations"] = symmetric_activations
         recipe = DistillSpec(budget=None if budget is None else str(budget), **told)
         check(recipe, {"bits": "precision"})
         policy, environment = in_environment(policy, **where)
@@ -425,6 +431,7 @@ class Agent:
         *,
         precision: str | int | None = None,
         mode: Mode | None = None,
+        symmetric_activations: bool = False,
         observations: ArrayLike | dict[str, Array] | None = None,
         seed: int = 0,
         name: str = "policy",
@@ -440,6 +447,7 @@ class Agent:
             directory: The folder to write.
             precision: Precision, as in `quantize`; None means int8, or the agent's own if it is quantized.
             mode: Quantization of activations; None means static, or the agent's own if it is quantized.
+            symmetric_activations: Give new grids zero point 0, as in `quantize`, and refuse an agent that has others.
             observations: Raw observations [N, ...] for calibration and golden vectors; None records the policy's own
                 episodes.
             seed: Seed of these episodes.
@@ -465,7 +473,8 @@ class Agent:
         policy, environment = in_environment(self.policy, **where)
         given = None if observations is None else policy_rows(policy, observations)[0]
         about: Any = {"observations": given, "environment": environment, "seed": seed}
-        exported = exporting.quantised(policy, target, precision, mode, **about)
+        symmetric = symmetric_activations
+        exported = exporting.quantised(policy, target, precision, mode, symmetric_activations=symmetric, **about)
         return exporting.export(exported, target, Path(directory), name=name, **about)
 
     def _quantized(self) -> QuantizedPolicy:

@@ -157,17 +157,22 @@ def _rounded(op: Linear, spec: QuantSpec) -> Linear:
     return nearest(op, spec) if spec.float_type is None else cast(op, spec.float_type)
 
 
-def regridded(policy: QuantizedPolicy, observations: Array) -> QuantizedPolicy:
-    """Return a dynamic policy in static mode, with activation grids calibrated on observations [N, *shape].
+def regridded(policy: QuantizedPolicy, observations: Array, *, symmetric_activations: bool = False) -> QuantizedPolicy:
+    """Return a dynamic policy in static mode, with activation grids calibrated on observations.
 
-    The codes of its weights stay the same.
+    The codes of its weights stay the same. Only rows of weights that are tiny compared with their bias are rounded
+    again.
 
-    Only rows of weights that are tiny compared with their bias are rounded again.
+    Args:
+        policy: The dynamic policy.
+        observations: Raw observations [N, *shape].
+        symmetric_activations: The grids have zero point 0.
     """
     with np.errstate(all="ignore"):
         values = as_float(policy, observations)
         check_values(policy, observations, values)
-        return _Pass(policy, values, replace(policy.spec, mode="static"), observations).run()
+        spec = replace(policy.spec, mode="static", symmetric_activations=symmetric_activations)
+        return _Pass(policy, values, spec, observations).run()
 
 
 class _Pass:
@@ -230,7 +235,8 @@ class _Pass:
         if rule.kind == "same":
             self.grids[op.name] = self.grids[rule.source]
         elif rule.kind == "fixed":
-            self.grids[op.name] = fixed_grid(rule.function, self.spec.activation_bits or 8)
+            bits, symmetric = self.spec.activation_bits or 8, self.spec.symmetric_activations
+            self.grids[op.name] = fixed_grid(rule.function, bits, symmetric=symmetric)
         else:
             self.grids[op.name] = self._grid(value, rule.function if rule.kind == "layer" else "")
         return on_grid(value, self.grids[op.name])
@@ -239,7 +245,7 @@ class _Pass:
         """Return the grid of a value that layers read and that is not the output of an integer layer."""
         rule = self.rules[name]
         if self.spec.activation_bits == 8 and rule.kind == "pixels":
-            return pixel_grid(rule.step)
+            return pixel_grid(rule.step, symmetric=self.spec.symmetric_activations)
         if self.spec.activation_bits == 8 and rule.kind == "observation":
             bits = wide_bits(self.policy, name, lambda layer: self.of_layer[layer].code_bits)
             wide = wide_grid(float(np.abs(x).max(initial=0.0)), bits)
@@ -249,12 +255,12 @@ class _Pass:
 
     def _grid(self, x: Array, function: str = "") -> ActivationGrid:
         """Return the grid of values x; before a bounded function, the one with the least error after it."""
-        bits = self.spec.activation_bits or 8
+        bits, symmetric = self.spec.activation_bits or 8, self.spec.symmetric_activations
         seen = (np.maximum(x, 0) if function == "relu" else x).reshape(1, -1)
         low, high = (side[0].astype(np.float64) for side in finite_extent(seen))
-        q = choose_qparams(low, high, bits, symmetric=False)
+        q = choose_qparams(low, high, bits, symmetric=symmetric)
         if function in RANGES:
             exact, f = FUNCTIONS[function](x), FUNCTIONS[function]
-            narrower = (choose_qparams(low * s, high * s, bits, symmetric=False) for s in SATURATING)
+            narrower = (choose_qparams(low * s, high * s, bits, symmetric=symmetric) for s in SATURATING)
             q = min((q, *narrower), key=lambda grid: float(np.square(f(fake_quantize(x, grid)) - exact).mean()))
         return ActivationGrid(scale=float(q.scale), zero_point=int(q.zero_point), bits=bits)

@@ -116,6 +116,10 @@ class ComparisonSpec(Spec):
     """Minimum bits of the first and last layers; same gives all layers one width."""
     mode: Annotated[Mode, QUANTISATION] = "dynamic"
     """Activations: quantized per row at run time, or on grids calibrated beforehand."""
+    symmetric_activations: Annotated[Flag, QUANTISATION] = False
+    """Give the grids of static mode zero point 0, as TensorRT requires; ReLU, sigmoid and pixels then have half of the
+    codes.
+    """
     episodes: NumEpisodes = 100
     """Fresh episodes at every precision, on which the verdict is based; auto plays until there is a verdict."""
     max_episodes: Annotated[int | None, shown("N", default=f"{MOST_EPISODES}, of --auto 1000"), AT_LEAST_ONE] = None
@@ -133,6 +137,8 @@ class ComparisonSpec(Spec):
         super().check()
         if not self.auto and self.episodes != "auto":
             self.refuse(("max_episodes",), "requires --episodes auto", "add that, or drop it")
+        if self.mode == "dynamic":
+            self.refuse(("symmetric_activations",), "requires --mode static", "add that, or drop it")
         self.specs()
         if not self.auto:
             self.refuse(("max_loss", "minimize"), "requires --auto", "add that, or drop it")
@@ -156,7 +162,8 @@ class ComparisonSpec(Spec):
     def _parsed(self, scheme: str) -> list[QuantSpec]:
         """Return the precisions of --bits under a scheme."""
         words = ("8",) if self.auto else self.bits
-        return [QuantSpec.parse(bits, scheme=scheme, mode=self.mode, edges=self.edge_bits) for bits in words]
+        told: Any = {"scheme": scheme, "mode": self.mode, "edges": self.edge_bits}
+        return [QuantSpec.parse(bits, **told, symmetric_activations=self.symmetric_activations) for bits in words]
 
     @property
     def most_episodes(self) -> int:

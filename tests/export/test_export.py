@@ -81,6 +81,26 @@ def test_a_float_policy_becomes_static_int8_unless_it_is_said_otherwise():
     assert quantised(policy, "onnx", "fp32").spec.precision == "fp32"
 
 
+def test_symmetric_activations_are_made_or_asked_for(tmp_path, capsys):
+    float_policy, (asymmetric, x) = networks.dense([5, 16, 3]), agent()
+    told = {"symmetric_activations": True, "observations": x}
+    export(asymmetric, "onnx-qdq", tmp_path / "asymmetric", observations=x)
+    line = "TensorRT, which was not run here, refuses the zero points of 2 of 3 grids: --symmetric-activations makes"
+    assert line in capsys.readouterr().err
+    for policy in (float_policy, agent(mode="dynamic")[0]):
+        made = quantised(policy, "tflite", **told)
+        assert made.spec.in_words == "int8 static symmetric"
+        said = export(made, "onnx-qdq", tmp_path / made.spec.scheme.name, observations=x)
+        assert said["spec"]["symmetric_activations"] is True
+        assert {grid["zero_point"] for grid in said["grids"].values()} == {0}
+    assert "TensorRT" not in capsys.readouterr().err
+    for policy, precision in ((asymmetric, None), (float_policy, "fp32")):
+        with pytest.raises(
+            QuarlError, match=r"^symmetric activations require static grids with zero points 0, and the"
+        ):
+            quantised(policy, "onnx-qdq", precision, **told)
+
+
 @pytest.mark.parametrize("target", ["c", "onnx-qdq"])
 def test_dynamic_mode_has_no_form_in_integers_alone(tmp_path, target):
     policy, x = agent(mode="dynamic")

@@ -181,6 +181,21 @@ def test_four_bits_travel_in_bytes_and_a_wide_observation_is_rounded_without_a_p
     assert nodes[:8] == ["Mul", "Round", "Clip", "Cast", "Gemm", "Mul", "Round", "QuantizeLinear"]
 
 
+@pytest.mark.parametrize("name", ["relu", "convolutional", "dueling"])
+def test_symmetric_activations_leave_only_what_tensorrt_reads(tmp_path, name):
+    policy = networks.EVERY[name]()
+    x = networks.observations(policy, 64)
+    spec = QuantSpec.parse("int8", scheme="per-channel", mode="static", symmetric_activations=True)
+    for runtime in RUNTIMES:
+        held(runtime, tmp_path / "policy.onnx", quantize(policy, spec, x), x)
+    graph = onnx.load(tmp_path / "policy.onnx").graph
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    pairs = [node.input for node in graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
+    assert pairs
+    assert not any(constants[zero].any() for _, _, zero in pairs)
+    assert {constants[codes].dtype for codes, *_ in pairs if codes in constants} == {np.dtype(np.int8)}  # no bias
+
+
 def test_metadata_lie_in_the_file():
     policy = networks.dense([5, 16, 3])
     file = qdq.write(static(policy, networks.observations(policy, 64)), metadata={"quarl.contract": "{}"})

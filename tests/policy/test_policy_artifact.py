@@ -167,6 +167,15 @@ def test_a_sound_container_with_a_wrong_manifest_is_refused_in_one_line(change, 
     assert str(caught.value).startswith("file.quarl")
 
 
+def test_zero_points_of_a_policy_with_symmetric_activations_are_0():
+    policy = networks.dense([5, 16, 3])
+    given = QuantSpec.parse("int8", mode="static")
+    made = quantize(policy, given, networks.observations(policy, 64))
+    wrong = dataclasses.replace(made, spec=dataclasses.replace(given, symmetric_activations=True))
+    with pytest.raises(QuarlError, match="a grid has a zero point other than 0, but the spec has symmetric"):
+        artifact.from_bytes(artifact.to_bytes(wrong), "policy.quarl")
+
+
 def test_writing_into_a_missing_folder_says_so_and_leaves_nothing(tmp_path):
     with pytest.raises(QuarlError, match="cannot write"):
         artifact.write(networks.dense([4, 8, 2]), tmp_path / "nowhere" / "p.quarl")

@@ -105,6 +105,16 @@ def test_a_malformed_manifest_is_refused_in_one_line(damage):
         QuantSpec.from_json(QuantSpec.parse("8").to_json() | damage)
 
 
+def test_symmetric_activations_are_a_part_of_static_specs_alone():
+    made = QuantSpec.parse("int8", mode="static", symmetric_activations=True)
+    assert (made.in_words, made.precision) == ("int8 static symmetric", "int8")
+    assert QuantSpec.from_json(made.to_json()) == made
+    assert "symmetric_activations" not in QuantSpec.parse("int8", mode="static").to_json()
+    assert QuantSpec.parse("w8", mode="static", symmetric_activations=True) == QuantSpec.parse("w8")
+    with pytest.raises(QuarlError, match=r"^symmetric activations require static mode"):
+        QuantSpec.parse("int8", symmetric_activations=True)
+
+
 def test_integer_ranges():
     assert [integer_range(b) for b in (2, 8)] == [(-1, 1), (-127, 127)]
     assert [integer_range(b, symmetric=False) for b in (2, 8)] == [(-2, 1), (-128, 127)]

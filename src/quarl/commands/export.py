@@ -22,7 +22,8 @@ def run(config: ExportConfig) -> None:
     policy, environment = model.at_home(model.read(config), config)
     given = model.observations(config.observations, policy)
     about: Any = {"observations": given, "environment": environment, "seed": config.seed}
-    exported = quantised(policy, config.to, config.precision, config.mode, **about)
+    symmetric = config.symmetric_activations
+    exported = quantised(policy, config.to, config.precision, config.mode, symmetric_activations=symmetric, **about)
     said: list[str] = []
     if is_quantized(policy) and exported is not policy:
         said.append("its activations use grids calibrated now: the file is static, while the policy is dynamic")

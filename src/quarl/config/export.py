@@ -38,6 +38,8 @@ class ExportConfig(ModelConfig):
         Mode | None, shown(default="static, or the policy's own if the target supports it"), QUANTISATION
     ] = None
     """Activations: quantized per row at run time, or on grids calibrated beforehand, which boards need."""
+    symmetric_activations: Annotated[Flag, QUANTISATION] = False
+    """Give the grids of static mode zero point 0, as TensorRT requires; a policy that has other grids is refused."""
     io: Literal["float", "int8"] = "float"
     """Types of the file's inputs and outputs; int8 is refused, with the reason."""
     name: str = "policy"
@@ -55,6 +57,8 @@ class ExportConfig(ModelConfig):
         super().check()
         if self.precision is not None:
             QuantSpec.parse(self.precision)
+        if self.mode == "dynamic":
+            self.refuse(("symmetric_activations",), "requires --mode static", "add that, or drop it")
         if self.io == "int8":
             raise QuarlError(
                 "--io int8 would change the measured policy: observations keep up to 16 bits, "

@@ -35,6 +35,7 @@ def quantised(
     precision: str | int | None = None,
     mode: Mode | None = None,
     *,
+    symmetric_activations: bool = False,
     observations: Array | None = None,
     environment: Environment | None = None,
     seed: int = 0,
@@ -49,13 +50,15 @@ def quantised(
         target: Runtime or language, one of TARGETS.
         precision: Precision of a float policy; None is int8. A quantized policy has its own.
         mode: dynamic or static; None is static, or a quantized policy's own if the target supports it.
+        symmetric_activations: Give new grids zero point 0, and refuse a policy that has others.
         observations: Raw observations [N, *shape] in the order of time, of which the last tenth is held out and the
             others calibrate; None records them in the environment.
         environment: Environment to record in; None is the policy's own.
         seed: Seed of the recorded episodes.
 
     Raises:
-        QuarlError: The policy has another precision, or there is nothing to calibrate on.
+        QuarlError: The policy has another precision, or zero points that `symmetric_activations` excludes, or there is
+            nothing to calibrate on.
     """
 
     def met() -> Array:
@@ -63,19 +66,27 @@ def quantised(
             return sample(policy, split_by_time(observations)[0])
         return record(policy, seed=seed, environment=environment or home_of(policy, recordable=True))
 
+    made = policy
     if not is_quantized(policy):
-        spec = QuantSpec.parse(precision or "int8", mode=mode or "static")
-        if isinstance(policy, QuantizedPolicy) and spec.float_type == "fp32":
-            return policy
-        return quantize(policy, spec, met() if spec.needs_observations else None)
-    own = policy.spec
-    if precision is not None and not own.is_called(precision):
-        raise QuarlError(f"the policy is {own.precision} already: export the float one to --precision {precision}")
-    if own.activation_bits is None or own.mode == "static":
-        if mode == "dynamic" and own.mode == "static":
-            raise QuarlError("the policy is static and keeps its grids; drop --mode dynamic")
-        return policy
-    return regridded(policy, met()) if mode == "static" or (mode is None and target in STATIC) else policy
+        about: Any = {"mode": mode or "static", "symmetric_activations": symmetric_activations}
+        spec = QuantSpec.parse(precision or "int8", **about)
+        if not isinstance(policy, QuantizedPolicy) or spec.float_type != "fp32":
+            made = quantize(policy, spec, met() if spec.needs_observations else None)
+    elif precision is not None and not policy.spec.is_called(precision):
+        own = policy.spec.precision
+        raise QuarlError(f"the policy is {own} already: export the float one to --precision {precision}")
+    elif policy.spec.activation_bits is not None and policy.spec.mode == "dynamic":
+        if mode == "static" or (mode is None and (target in STATIC or symmetric_activations)):
+            made = regridded(policy, met(), symmetric_activations=symmetric_activations)
+    elif mode == "dynamic" and policy.spec.mode == "static":
+        raise QuarlError("the policy is static and keeps its grids; drop --mode dynamic")
+    assert isinstance(made, QuantizedPolicy)
+    if symmetric_activations and (made.spec.mode != "static" or any(grid.zero_point for grid in made.grids.values())):
+        raise QuarlError(
+            f"symmetric activations require static grids with zero points 0, and the policy is {made.spec.in_words}: "
+            "quantize the float one with --mode static --symmetric-activations"
+        )
+    return made
 
 
 def export(
@@ -132,6 +143,12 @@ def export(
         env = None if environment is None else environment.make_for(policy)
     except MissingEnvironmentError as error:
         note(f"{error}; without it the contract does not describe the numbers of an observation")
+    shifted = sum(grid.zero_point != 0 for grid in policy.grids.values())
+    if target == "onnx-qdq" and shifted:
+        note(
+            f"TensorRT, which was not run here, refuses the zero points of {shifted} of {len(policy.grids)} grids: "
+            "--symmetric-activations makes them 0"
+        )
     full = contract.contract(
         policy,
         target,

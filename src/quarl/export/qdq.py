@@ -65,7 +65,10 @@ class _Pairs(Translation):
             factor = self.file.constant(multiplier, f"{op.name}.multiplier")
             product = self.file.node("Mul", self.wide_sums(op, weight, source, steps), factor)
             return self._pair(self.file.node("Round", product), grid, 1.0)
-        bias = self._dequantized(self.file.constant(steps.astype(np.int32), f"{op.name}.steps"), scale, np.int32)
+        if self.policy.spec.symmetric_activations:  # TensorRT, for which they are, dequantizes no int32
+            bias = self.file.constant(steps.astype(np.float32) * scale.astype(np.float32), f"{op.name}.bias")
+        else:
+            bias = self._dequantized(self.file.constant(steps.astype(np.int32), f"{op.name}.steps"), scale, np.int32)
         product = self._product(op, weight, self.on(self.real(name), source), weight.scale, bias)
         return product if self._rectified(op, grid) else self.on(product, grid)
 

@@ -170,6 +170,8 @@ def _policy(manifest: dict[str, Any], tensors: Mapping[str, Array]) -> Policy:
     policy = QuantizedPolicy(**common, spec=QuantSpec.from_json(manifest["spec"]), grids=grids)
     if (name := ungridded(policy)) is not None:
         raise QuarlError(f"the value {name!r} has no grid, which static mode needs")
+    if policy.spec.symmetric_activations and any(grid.zero_point for grid in grids.values()):
+        raise QuarlError("a grid has a zero point other than 0, but the spec has symmetric activations")
     return policy
 
 

@@ -132,16 +132,37 @@ def _pixel_step(policy: Policy, name: str) -> float | None:
     return step if policy.observation_dtype == "uint8" and step > 0 else None
 
 
-def fixed_grid(function: str, bits: int = 8) -> ActivationGrid:
-    """Return the grid over the known range of tanh or sigmoid; at 8 bits the one that LiteRT's kernels prescribe."""
+def fixed_grid(function: str, bits: int = 8, *, symmetric: bool = False) -> ActivationGrid:
+    """Return the grid over the known range of tanh or sigmoid; at 8 bits the one that LiteRT's kernels prescribe.
+
+    Args:
+        function: Name of the function.
+        bits: Width of the codes.
+        symmetric: The zero point is 0; sigmoid then uses half of the codes.
+    """
     low, zero = RANGES[function]
+    if symmetric and zero:
+        return _symmetric_grid(1.0, bits)
     half = 2 ** (bits - 1)
     return ActivationGrid(scale=(1.0 - low) / (2 * half), zero_point=int(zero * half), bits=bits)
 
 
-def pixel_grid(step: float, bits: int = 8) -> ActivationGrid:
-    """Return the grid over bytes 0..255 with `step` per unit; at 8 bits every byte is a point of it."""
+def pixel_grid(step: float, bits: int = 8, *, symmetric: bool = False) -> ActivationGrid:
+    """Return the grid over bytes 0..255 with `step` per unit; at 8 bits every byte is a point of it.
+
+    Args:
+        step: Value of one unit of a byte.
+        bits: Width of the codes.
+        symmetric: The zero point is 0; bytes then use half of the codes, so 8 bits hold every second byte.
+    """
+    if symmetric:
+        return _symmetric_grid(step * 255, bits)
     return ActivationGrid(scale=float(np.float32(step * 255 / (2**bits - 1))), zero_point=-(2 ** (bits - 1)), bits=bits)
+
+
+def _symmetric_grid(high: float, bits: int) -> ActivationGrid:
+    """Return the grid with zero point 0 whose largest code is `high`."""
+    return ActivationGrid(scale=float(np.float32(high / integer_range(bits)[1])), zero_point=0, bits=bits)
 
 
 def wide_bits(policy: Policy, name: str, bits_of: Callable[[str], int]) -> int:

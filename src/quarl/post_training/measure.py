@@ -55,7 +55,8 @@ class PtqRow(Row):
     """Bits of the activations; 32 if they stay float."""
     scheme: Scheme
     mode: Annotated[str, Column("mode", formats.activations, of=("mode", "bits_activations"), caption="{} activations")]
-    """Quantization of activations: dynamic, on a grid per row at run time, or static, on calibrated grids."""
+    """Quantization of activations: dynamic, on a grid per row at run time, or static, on calibrated grids; static
+    symmetric if their zero points are 0."""
     engine: EngineName
     measured: Measured
     episodes: Episodes
@@ -237,7 +238,7 @@ def _without_returns(policy: QuantizedPolicy, engine: Engine, timing: Timing) ->
         "bits_of_layers": policy.bits_of_layers,
         "bits_activations": spec.activation_bits or 32,
         "scheme": spec.scheme.name,
-        "mode": spec.mode,
+        "mode": spec.activations,
         "engine": engine.name,
         "measured": engine.measured,
         "episodes": 0,

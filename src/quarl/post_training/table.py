@@ -103,6 +103,7 @@ def ptq(
     episodes: int | Literal["auto"] = PtqSpec.episodes,
     scheme: str = "default",
     mode: Mode = "dynamic",
+    symmetric_activations: bool = False,
     margin: float = PtqSpec.margin,
     auto: bool = False,
     max_loss: float = 2.0,
@@ -126,6 +127,7 @@ def ptq(
             `max_episodes`.
         scheme: Name of the quantization scheme, which turns weights into codes.
         mode: "dynamic" quantizes activations per row at run time, "static" on grids calibrated beforehand.
+        symmetric_activations: Give the grids of static mode zero point 0, as TensorRT requires.
         margin: Acceptable loss of return in percent of fp32's.
         auto: Choose bits for each layer instead of `precisions`; the result is called "mixed". It has the fewest bits,
             or the lowest latency, that fresh episodes show to lose less than `max_loss`.
@@ -166,6 +168,7 @@ def ptq(
         edge_bits=str(edge_bits),
         scheme=(scheme,),
         mode=mode,
+        symmetric_activations=symmetric_activations,
         engine=engine,
         episodes=episodes,
         margin=margin,

@@ -100,6 +100,8 @@ class QuantSpec:
     """Bits of the weights in the first and the last layers, 2..32; None: those of the others."""
     layer_bits: tuple[tuple[str, int], ...] = ()
     """(name, bits 2..32) of layers with a width of their own, which precedes all other widths."""
+    symmetric_activations: bool = False
+    """Grids of activations have zero point 0, which static mode requires. Float activations have no grids."""
 
     def __post_init__(self) -> None:
         for name, bits in (("weight", self.weight_bits), ("edge", self.edge_bits), *self.layer_bits):
@@ -109,15 +111,24 @@ class QuantSpec:
             raise QuarlError(f"activation bits must be 2..16, got {self.activation_bits}")
         if self.mode not in ("dynamic", "static"):
             raise QuarlError(f"mode must be dynamic or static, got {self.mode!r}")
-        if self.activation_bits is None:  # float activations have only one mode
+        if self.activation_bits is None:  # float activations have only one mode, and no grids
             object.__setattr__(self, "mode", "dynamic")
+            object.__setattr__(self, "symmetric_activations", False)
+        elif self.symmetric_activations and self.mode == "dynamic":
+            raise QuarlError("symmetric activations require static mode: dynamic mode places a grid for each row")
 
     def __repr__(self) -> str:
         return f"QuantSpec({self.in_words}, scheme {self.scheme.name})"
 
     @classmethod
     def parse(
-        cls, text: str | int, *, scheme: str = "default", mode: Mode = "dynamic", edges: str | int | None = None
+        cls,
+        text: str | int,
+        *,
+        scheme: str = "default",
+        mode: Mode = "dynamic",
+        edges: str | int | None = None,
+        symmetric_activations: bool = False,
     ) -> QuantSpec:
         """Return the spec for a name or a bare width.
 
@@ -127,9 +138,10 @@ class QuantSpec:
             mode: dynamic or static.
             edges: Least bits of the first and the last layers unless `text` names them, or "same" for one width. None:
                 EDGES for a bare width, and one width for a name.
+            symmetric_activations: Grids of activations have zero point 0; ignored if activations are float.
 
         Raises:
-            QuarlError: One of them is unknown.
+            QuarlError: One of them is unknown, or the mode is dynamic with symmetric activations.
 
         >>> QuantSpec.parse("w4a8", mode="static"), QuantSpec.parse(4).precision
         (QuantSpec(int4 static, scheme default), 'int4e8')
@@ -150,6 +162,7 @@ class QuantSpec:
             mode=mode,
             scheme=chosen,
             edge_bits=_edges(weights, apart, None if keeps else least),
+            symmetric_activations=symmetric_activations,
         )
 
     @property
@@ -203,14 +216,19 @@ class QuantSpec:
     @property
     def in_words(self) -> str:
         """Return the precision and, for quantized activations, the mode: int8 dynamic."""
-        return self.precision if self.activation_bits is None else f"{self.precision} {self.mode}"
+        return self.precision if self.activation_bits is None else f"{self.precision} {self.activations}"
+
+    @property
+    def activations(self) -> str:
+        """Return the quantization of activations: dynamic, static, or static symmetric."""
+        return f"{self.mode} symmetric" if self.symmetric_activations else self.mode
 
     def to_json(self) -> dict[str, object]:
         """Return literals for a manifest; fields of younger versions are left out if they have no effect."""
         data: dict[str, Any] = dataclasses.asdict(self) | {"layer_bits": dict(self.layer_bits)}
         if not self.mid_rise:
             del data["scheme"]["mid_rise_bits"]
-        for name in ("edge_bits", "layer_bits"):
+        for name in ("edge_bits", "layer_bits", "symmetric_activations"):
             if not data[name]:
                 del data[name]
         return data
