@@ -15,13 +15,24 @@ import require
 from quarl import engines
 from quarl.calibration import quantize
 from quarl.engines.numpy_operators import apply
+from quarl.engines.onnx import write
 from quarl.engines.reference import Reference, _channels, _integers, _per_row
 from quarl.engines.sums import requantization
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.evaluation import record
 from quarl.export import qdq, runtimes
-from quarl.policy.graph import ActionHead, ActivationGrid, QuantizedPolicy
-from quarl.policy.operators import OBSERVATION, Activation, Dense, L2Norm, LayerNorm, Pool2d, QuantizedTensor, Softmax
+from quarl.policy.graph import ActionHead, ActivationGrid, Policy, QuantizedPolicy
+from quarl.policy.operators import (
+    OBSERVATION,
+    Activation,
+    Dense,
+    L2Norm,
+    LayerNorm,
+    Normalize,
+    Pool2d,
+    QuantizedTensor,
+    Softmax,
+)
 from quarl.quant.spec import QuantSpec
 from quarl.readers.load import read
 
@@ -194,6 +205,22 @@ def test_symmetric_activations_leave_only_what_tensorrt_reads(tmp_path, name):
     assert pairs
     assert not any(constants[zero].any() for _, _, zero in pairs)
     assert {constants[codes].dtype for codes, *_ in pairs if codes in constants} == {np.dtype(np.int8)}  # no bias
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_a_mean_of_many_deviations_keeps_its_second_part(tmp_path, runtime):
+    """A barometer at 101,325 Pa that varies by 0.01: the second part of its mean is a third of a deviation."""
+    require.runtime(runtime)
+    head = ActionHead("clip", np.full(4, -100, np.float32), np.full(4, 100, np.float32))
+    mean = np.array([101325.0034, 287.123456, 0.5, 0.25])
+    norm = Normalize("norm", (OBSERVATION,), mean, np.array([1e-4, 1e-4, 2.0, 1.0]), 0.0, math.inf)
+    last = Dense("last", ("norm",), np.eye(4, dtype=np.float32), np.zeros(4, np.float32))
+    policy = Policy(observation_shape=(4,), ops=(norm, last), head=head)
+    x = (mean + np.random.default_rng(0).normal(size=(64, 4)) * [0.01, 0.01, 1, 1]).astype(np.float32)
+    path = tmp_path / "policy.onnx"
+    path.write_bytes(write(quantize(policy, QuantSpec.parse("fp32")), acts=True))
+    np.testing.assert_array_equal(runtimes.load(runtime, path).run(x), norm(x))
+    held(runtime, path, static(policy, x), x)
 
 
 def test_metadata_lie_in_the_file():

@@ -80,7 +80,7 @@ class Translation:
     """The translation of one policy into a file."""
 
     def __init__(self, policy: QuantizedPolicy, batch: int | None, metadata: Mapping[str, str] | None) -> None:
-        self.policy, self.batch = policy, batch
+        self.policy, self.batch, self.acts = policy, batch, False
         self.static = policy.spec.mode == "static"
         self.shapes = shapes(policy)
         self.final = final_linear(policy)
@@ -93,7 +93,7 @@ class Translation:
         them."""
 
     def run(self, *, acts: bool) -> bytes:
-        dtype = self.policy.observation_dtype
+        dtype, self.acts = self.policy.observation_dtype, acts
         if dtype == "uint8":
             self.values[OBSERVATION] = self.file.cast(OBSERVATION, np.float32)
             self.not_negative.add(OBSERVATION)
@@ -327,7 +327,9 @@ LOWERINGS: Mapping[type[Op], Callable[[Translation, Any], str | Codes]] = {
     operators.Pool2d: Translation.pool,
     operators.LayerNorm: Translation.norm,
     operators.L2Norm: Translation.norm,
-    operators.Normalize: lambda into, op: weightless.normalize(into.file, op, into.real(op.inputs[0])),
+    operators.Normalize: lambda into, op: weightless.normalize(
+        into.file, op, into.real(op.inputs[0]), unfolded=into.acts
+    ),
     operators.Scale: Translation.scale,
     operators.Flatten: Translation.flatten,
     operators.Slice: Translation.slice,

@@ -73,10 +73,19 @@ def pool(file: File, op: Pool2d, x: str, channels: int) -> str:
     return file.node("Mul", sums, file.number(1 / math.prod(op.kernel)))
 
 
-def normalize(file: File, op: Normalize, x: str) -> str:
-    """Append the normalization of x, in the order of operations of `Normalize.__call__`."""
+def normalize(file: File, op: Normalize, x: str, *, unfolded: bool) -> str:
+    """Append the normalization of x, in the order of operations of `Normalize.__call__`.
+
+    Args:
+        file: The file under construction.
+        op: The operator.
+        x: Tensor of observations.
+        unfolded: Keep OpenVINO from merging the constants of the operations, which would lose the mean's second part.
+    """
     for index, part in enumerate(filter(np.any, op.mean_parts)):
         x = file.node("Sub", x, file.constant(part, f"{op.name}.mean.{index}"))
+        if unfolded:  # the maximum is the number itself
+            x = file.node("Max", x, file.number(-math.inf))
     scaled = file.node("Mul", x, file.constant(op.inverse_std, f"{op.name}.inverse_std"))
     if op.clip == math.inf:
         return scaled
