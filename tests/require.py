@@ -21,12 +21,14 @@ from quarl.export.c.boards import BOARDS
 
 PROGRAMS = {
     "gcc": "gcc libc6-dev",
-    "arm-none-eabi-gcc": "gcc-arm-none-eabi",
+    **dict.fromkeys(("arm-none-eabi-gcc", "arm-none-eabi-g++"), "gcc-arm-none-eabi"),
     "qemu-system-arm": "qemu-system-arm",
     "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
+    "riscv64-linux-gnu-gcc": "gcc-riscv64-linux-gnu libc6-dev-riscv64-cross",
     "qemu-aarch64": "qemu-user",
+    "qemu-riscv64": "qemu-user",
     "qemu-x86_64": "qemu-user",
-    **{name: name for name in ("bash", "fish", "zsh")},
+    **{name: name for name in ("bash", "cmake", "fish", "g++", "zsh")},
 }
 """Debian's packages, by the program that is looked for."""
 MODULES = {

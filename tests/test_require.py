@@ -42,7 +42,7 @@ def test_missing_thing_skips_with_its_package_and_fails_if_required(name, need, 
         need(name)
     monkeypatch.setenv("QUARL_REQUIRE", f"gcc, {name}")
     with pytest.raises(
-        pytest.fail.Exception, match=rf"QUARL_REQUIRE names {name}, which is missing: .*{re.escape(fix)}"
+        pytest.fail.Exception, match=rf"QUARL_REQUIRE names {re.escape(name)}, which is missing: .*{re.escape(fix)}"
     ):
         need(name)
 

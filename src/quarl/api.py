@@ -435,6 +435,7 @@ class Agent:
         observations: ArrayLike | dict[str, Array] | None = None,
         seed: int = 0,
         name: str = "policy",
+        package: str | None = None,
         **where: Unpack[EnvironmentKeywords],
     ) -> dict[str, Any]:
         """Write the folder of `quarl export`: a target's file, its contract, golden vectors and usage instructions.
@@ -452,6 +453,7 @@ class Agent:
                 episodes.
             seed: Seed of these episodes.
             name: Prefix of the symbols, macros and files of "c".
+            package: Project around "c" with a control loop: "cmake", "platformio" or "esp-idf"; None writes none.
             env_id: The environment; None means the one that the policy was trained in.
             env_kwargs: Arguments of the environment, in addition to those that the policy records.
             wrappers: Wrappers in place of the policy's, the outermost last: names, as in "AtariWrapper", or (name,
@@ -475,7 +477,7 @@ class Agent:
         about: Any = {"observations": given, "environment": environment, "seed": seed}
         symmetric = symmetric_activations
         exported = exporting.quantised(policy, target, precision, mode, symmetric_activations=symmetric, **about)
-        return exporting.export(exported, target, Path(directory), name=name, **about)
+        return exporting.export(exported, target, Path(directory), name=name, package=package, **about)
 
     def _quantized(self) -> QuantizedPolicy:
         if isinstance(self.policy, QuantizedPolicy):

@@ -18,7 +18,7 @@ from quarl.readers.normalizer import outside, sentence
 
 def run(config: ExportConfig) -> None:
     """Write the folder and print the results of each runtime on this machine."""
-    path = config.output / file_of(config.to, config.name)
+    path = config.output / file_of(config.to, config.name, config.package)
     policy, environment = model.at_home(model.read(config), config)
     given = model.observations(config.observations, policy)
     about: Any = {"observations": given, "environment": environment, "seed": config.seed}
@@ -33,7 +33,9 @@ def run(config: ExportConfig) -> None:
         )
     source = model.locate(config)
     file = find.in_folder(source) if source.is_dir() else source
-    contract = export(exported, config.to, config.output, source=file, name=config.name, **about)
+    contract = export(
+        exported, config.to, config.output, source=file, name=config.name, package=config.package, **about
+    )
     rows = [VerifyRow(check="golden vectors", count=each.pop("vectors"), **each) for each in contract["verified"]]
     said += [
         meaning(exported.head),

@@ -44,6 +44,8 @@ class ExportConfig(ModelConfig):
     """Types of the file's inputs and outputs; int8 is refused, with the reason."""
     name: str = "policy"
     """Prefix of the symbols, macros and files of C, so that policies can share a firmware."""
+    package: Literal["cmake", "platformio", "esp-idf"] | None = None
+    """Project around C: a control loop with limits, timeouts, a self-test and a watchdog."""
     observations: Observations = None
     """Recorded observations, .npy, .npz or .csv with a row per step, instead of an environment, for calibration and
     golden vectors. The last tenth is held out from calibration.

@@ -99,6 +99,7 @@ def export(
     environment: Environment | None = None,
     seed: int = 0,
     name: str = "policy",
+    package: str | None = None,
 ) -> dict[str, Any]:
     """Write a folder with the policy's file, its contract, golden vectors and usage; return the contract.
 
@@ -114,6 +115,7 @@ def export(
         environment: Environment to record in; None is the policy's own.
         seed: Seed of the recorded episodes.
         name: Prefix of symbols and files of "c".
+        package: Project around "c" with a control loop: "cmake", "platformio" or "esp-idf"; None writes none.
 
     Raises:
         QuarlError: There are neither observations nor an environment.
@@ -121,7 +123,7 @@ def export(
     """
     if target not in TARGETS:
         raise QuarlError(f"unknown target {target!r}; choose one of {', '.join(TARGETS)}")
-    file = file_of(target, name)
+    file = file_of(target, name, package)
     if target in STATIC and policy.spec.mode != "static":
         if policy.spec.activation_bits is None:
             raise UnsupportedError(
@@ -156,11 +158,12 @@ def export(
         source=made_from,
         env=env,
         name=name,
+        package=package,
     )
     if env is not None:
         env.close()
     # Fill a temporary folder; its checks run in the file's runtimes before anything is replaced.
-    files = targets.write(policy, target, contract.inner(full), vectors, name)
+    files = targets.write(policy, target, contract.inner(full), vectors, name, package)
     with staged(directory, lambda folder: check(os.listdir(folder))) as folder:
         for each, content in files.items():
             write_bytes(contract.sealed(content), folder / each)

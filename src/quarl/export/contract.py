@@ -67,6 +67,7 @@ def contract(
     source: Mapping[str, str],
     env: gymnasium.Env[Any, Any] | None = None,
     name: str = "policy",
+    package: str | None = None,
 ) -> dict[str, Any]:
     """Return the content of contract.json; `footprint` and `verified` are empty.
 
@@ -77,6 +78,7 @@ def contract(
         source: `file` and `sha256` of the agent.
         env: Environment of the policy, which describes its observations; None if it is missing here.
         name: Prefix of symbols and files in C.
+        package: Project around C.
     """
     # Keys are part of the format: `differences` compares them with those of files.
     head, of, products = policy.head, provenance_to_json(policy.provenance), macs(policy)
@@ -86,6 +88,7 @@ def contract(
         "quarl": __version__,
         "target": target,
         "name": name,
+        "package": package,
         "precision": policy.spec.precision,
         "mode": policy.spec.mode,
         "spec": policy.spec.to_json(),
@@ -205,7 +208,12 @@ def differences(policy: QuantizedPolicy, full: Mapping[str, Any]) -> Iterator[st
     target = full.get("target") if full.get("target") in TARGETS else TARGETS[0]
     arithmetic = "qdq" if target == "onnx-qdq" else "f32-rne"
     known = contract(
-        policy, str(target), arithmetic=arithmetic, source={"file": "", "sha256": ""}, name=str(full.get("name"))
+        policy,
+        str(target),
+        arithmetic=arithmetic,
+        source={"file": "", "sha256": ""},
+        name=str(full.get("name")),
+        package=full.get("package"),
     )
     return _differ(json.loads(json.dumps(known, default=plain)), full, "")
 

@@ -23,7 +23,7 @@ def place(folder: Path, name: str) -> str:
             return f"no array in it is damaged, {SUMS} may be"
         if name == CONTRACT:
             return f"it is damaged in {next(map(repr, contract.differences(policy, full)), 'what no policy decides')}"
-        files = targets.write(policy, full["target"], contract.inner(full), vectors, full["name"])
+        files = targets.write(policy, full["target"], contract.inner(full), vectors, full["name"], full["package"])
         page = readme(full, targets.file_of(full["target"], full["name"]))
         written = contract.sealed(files[name]) if name in files else page.encode()
     except (QuarlError, KeyError, TypeError, AttributeError, ValueError) as error:

@@ -25,6 +25,29 @@ if (NAME_{act}(observation, action)) /* not 0: NaN or infinity, and no action */
 /* cc -std=c99 -O3 -c NAME.c; NAME_selftest() gives 0, or the number of the first vector that differs */""",
 }
 
+LOOP = """
+`NAME_control.h` is a control loop: it limits actions, holds the last one if an observation is missing or holds NaN,
+applies `safe` after a timeout or a failed self-test, and kicks the watchdog. Define its four hooks.
+
+```{}```
+"""
+PACKAGES = {
+    "cmake": """sh
+cmake -S . -B build && cmake --build build
+ctest --test-dir build # replays the golden observations; add_subdirectory gives the library NAME
+""",
+    "platformio": """sh
+pio run # after filling in the hooks in NAME_arduino.cpp, and platform and board in platformio.ini
+""",
+    "esp-idf": """cmake
+# CMakeLists.txt of a project whose folder "main" is this one; fill in the hooks in NAME_esp_idf.cpp
+cmake_minimum_required(VERSION 3.16)
+include($ENV{IDF_PATH}/tools/cmake/project.cmake)
+project(NAME)
+""",
+}
+"""Building of C, by package."""
+
 
 def readme(contract: Mapping[str, Any], file: str) -> str:
     """Return the README.md of a folder that `quarl export` writes."""
@@ -44,6 +67,8 @@ def readme(contract: Mapping[str, Any], file: str) -> str:
         gives = f"`{name}_act` gives the action, `{name}_raw` the network's outputs; numbers are the bits of float32"
     x, act = ("uint8_t", "act") if observation["dtype"] == "uint8" else ("float", "act_float")
     call = CALLS[kind].replace("{x}", x).replace("{act}", act).replace("NAME", name).replace("MACRO", name.upper())
+    package = contract["package"]
+    loop = LOOP.format(PACKAGES[package]).replace("NAME", name) if package else ""
     return f"""# {source["algo"] or "A policy"} on {where}, {contract["precision"]} {contract["mode"]}
 
 `{file}` takes one raw observation, {observation["dtype"]} [{shape}], {observation["layout"]}{made}. Do not
@@ -54,7 +79,7 @@ normalize, scale or clip it first. Its numbers are named in `contract.json`. NaN
 ```{"c" if kind == "c" else "python"}
 {call}
 ```
-
+{loop}
 Held to `golden.npz` here: {held or "no runtime"}.
 `quarl verify .` repeats that, checks the sha256 of every file and plays the policy.
 """

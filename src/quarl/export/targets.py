@@ -24,29 +24,41 @@ RESERVED = re.compile(
     "while|xor|xor_eq"
 )
 """Words of C and C++ that are no names."""
+PACKAGES = ("cmake", "platformio", "esp-idf")
+"""Projects around C, with a control loop."""
 WRITERS = {"tflite": "quarl.engines.litert", "onnx": "quarl.engines.onnx", "onnx-qdq": "quarl.export.qdq"}
 METADATA = "quarl.contract"
 """Key of the contract inside a file that names its texts."""
 
 
-def file_of(target: str, name: str = "policy") -> str:
+def file_of(target: str, name: str = "policy", package: str | None = None) -> str:
     """Return the name of the file that runtimes run.
 
     Args:
         target: Runtime or language, one of TARGETS.
         name: Prefix of symbols and files in C.
+        package: Project around C, one of PACKAGES.
 
     Raises:
-        QuarlError: The name is not a C identifier, or the target is not C.
+        QuarlError: The name is not a C identifier, the package is unknown, or the target is not C.
     """
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,30}", name) or RESERVED.fullmatch(name):
         raise QuarlError(f"--name is {name[:40]!r}; use a C identifier of up to 31 letters, digits and underscores")
     if target != "c" and name != "policy":
         raise QuarlError("--name requires --to c, which alone has symbols")
+    if package is not None and (target != "c" or package not in PACKAGES):
+        raise QuarlError(f"--package is {str(package)[:40]!r}; it requires --to c, and is one of {', '.join(PACKAGES)}")
     return f"{name}.c" if target == "c" else FILES[target]
 
 
-def write(policy: QuantizedPolicy, target: str, inner: str, vectors: Golden, name: str = "policy") -> dict[str, bytes]:
+def write(
+    policy: QuantizedPolicy,
+    target: str,
+    inner: str,
+    vectors: Golden,
+    name: str = "policy",
+    package: str | None = None,
+) -> dict[str, bytes]:
     """Return the files of the target by name, with the contract `inner` in them.
 
     Args:
@@ -55,12 +67,13 @@ def write(policy: QuantizedPolicy, target: str, inner: str, vectors: Golden, nam
         inner: Short form of the contract.
         vectors: Golden vectors, for the self-test of "c".
         name: Prefix of symbols and files of "c".
+        package: Project around "c", one of PACKAGES.
 
     Raises:
         UnsupportedError: The target does not support the precision or an operator.
     """
     if target == "c":
-        files: dict[str, bytes] = importlib.import_module("quarl.export.c").write(policy, inner, vectors, name)
+        files: dict[str, bytes] = importlib.import_module("quarl.export.c").write(policy, inner, vectors, name, package)
         return files
     with extras(f"an export to {target}"):
         writer = importlib.import_module(WRITERS[target])

@@ -34,7 +34,7 @@ from quarl.readers import load
 
 CODE = {"policy.h", "policy_selftest.c", *targets.FILES.values()}
 """Files that only some targets write, besides those in all folders, with their usual names."""
-SUFFIXES = (".c", ".h", ".tflite", ".onnx")
+SUFFIXES = (".c", ".h", ".cpp", ".txt", ".ini", ".tflite", ".onnx")
 """Suffixes of such files."""
 AGAIN = "export the policy again, or give --edited to compile and run it as it is"
 EMULATED = ("c-aarch64", "c-m4", "c-m0")
@@ -133,7 +133,7 @@ def verify(
         yield VerifyRow(check="sha256", count=_check_sums(folder, edited))
         full = read_document(folder / CONTRACT)
         policy, compared["golden vectors"] = _sources(folder, full, edited)
-        path = folder / targets.file_of(full["target"], full["name"])
+        path = folder / targets.file_of(full["target"], full["name"], full["package"])
         exported = contract.policy_of(full, str(folder / CONTRACT))
         yield VerifyRow(check="contract", count=1)
         count = len(compared["golden vectors"].given)
@@ -293,7 +293,7 @@ def _check_sums(folder: Path, edited: bool) -> int:
 def _check_files(folder: Path, full: dict[str, Any], policy: QuantizedPolicy, vectors: Golden) -> int:
     """Return the number of the target's files, which must equal, byte for byte, the files written from the policy."""
     with reading(folder):
-        files = targets.write(policy, full["target"], contract.inner(full), vectors, full["name"])
+        files = targets.write(policy, full["target"], contract.inner(full), vectors, full["name"], full["package"])
     for name, content in files.items():
         if contract.sealed(content) != _read(folder / name):
             raise QuarlError(f"{folder / name} is not what quarl export writes from {POLICY}: {AGAIN}")

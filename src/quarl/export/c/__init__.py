@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from quarl.export.c import packages
 from quarl.export.c.lowering import Lowering
 from quarl.export.c.program import Program, check, numbers
 from quarl.export.golden import Golden
@@ -30,20 +31,27 @@ int {name}_selftest(void) {{
     return 0;
 }}
 
+const {x} *{name}_golden(int number) {{
+    return number < {count} ? observations + number * {macro}_OBSERVATION : 0;
+}}
+
 #ifdef {macro}_MAIN /* as a program of its own */
 int main(void) {{ return {name}_selftest(); }}
 #endif
 """
 
 
-def write(policy: QuantizedPolicy, comment: str, golden: Golden, name: str = "policy") -> dict[str, bytes]:
-    """Return NAME.h, NAME.c and NAME_selftest.c by name.
+def write(
+    policy: QuantizedPolicy, comment: str, golden: Golden, name: str = "policy", package: str | None = None
+) -> dict[str, bytes]:
+    """Return NAME.h, NAME.c and NAME_selftest.c by name, with the package's files.
 
     Args:
         policy: The policy.
         comment: First comment of policy.c; it must be JSON, since asterisks are escaped.
         golden: Source of the self-test's vectors.
         name: Prefix of files, functions and, in capitals, macros.
+        package: Project to write around them, one of PACKAGES; None writes none.
 
     Raises:
         UnsupportedError: The policy is not in static integers of at most 8 bits, or C lacks a kernel.
@@ -54,6 +62,7 @@ def write(policy: QuantizedPolicy, comment: str, golden: Golden, name: str = "po
         f"{name}.h": program.header(),
         f"{name}.c": program.source(),
         f"{name}_selftest.c": _selftest(program, golden),
+        **(packages.write(policy.head, program, package) if package else {}),
     }
     return {file: text.encode("ascii") for file, text in files.items()}
 
@@ -70,4 +79,4 @@ def _selftest(program: Program, golden: Golden) -> str:
     x = rows[chosen].astype(np.uint8) if program.x == "uint8_t" else rows[chosen].astype(np.float32).view(np.uint32)
     y = golden.outputs[chosen].astype(np.float32).view(np.uint32)
     tables = numbers("observations", x) + numbers("outputs", y)
-    return SELFTEST.format(name=program.name, macro=program.name.upper(), tables=tables, count=count)
+    return SELFTEST.format(name=program.name, macro=program.name.upper(), x=program.x, tables=tables, count=count)

@@ -36,6 +36,8 @@ int {name}_raw(const {x} *observation, uint32_t *raw);
 int {name}_act(const {x} *observation, {a} *action);
 /* 0, or the number, from 1, of the first vector in {name}_selftest.c for which {name}_raw gives other bits. */
 int {name}_selftest(void);
+/* The observation of such a vector by its number, from 0; a null pointer after the last. */
+const {x} *{name}_golden(int number);
 {floats}
 #ifdef __cplusplus
 }}
@@ -54,6 +56,18 @@ static inline int {name}_act_float(const float *observation, {a_float} *action) 
     if ({name}_act(x, a)) return -1;
     from = (const unsigned char *)a;
     to = (unsigned char *)action;
+    for (i = 0; i < sizeof a; i++) to[i] = from[i];
+    return 0;
+}}
+"""
+FLOATS_OF_BYTES = """
+/* The same with floats as the action. Their bits are copied from the stack. */
+static inline int {name}_act_float(const {x} *observation, float *action) {{
+    {a} a[{macro}_ACTION];
+    const unsigned char *from = (const unsigned char *)a;
+    unsigned char *to = (unsigned char *)action;
+    unsigned i;
+    if ({name}_act(observation, a)) return -1;
     for (i = 0; i < sizeof a; i++) to[i] = from[i];
     return 0;
 }}
@@ -192,13 +206,13 @@ class Program:
     def header(self) -> str:
         """Return policy.h."""
         fields = {"name": self.name, "macro": self.name.upper(), "x": self.x, "a": self.a}
-        floats = FLOATS.format(**fields, a_float=self.a if self.a == "int32_t" else "float")
+        floats = FLOATS if self.x == "uint32_t" else FLOATS_OF_BYTES if self.a == "uint32_t" else ""
         return HEADER.format(
             **fields,
             sizes=self.sizes,
             x_are=MEANINGS[self.x],
             a_are=MEANINGS[self.a],
-            floats=floats if self.x == "uint32_t" else "",
+            floats=floats.format(**fields, a_float=self.a if self.a == "int32_t" else "float"),
         )
 
     def source(self) -> str:
