@@ -22,6 +22,7 @@ from quarl.export.c.boards import BOARDS
 PROGRAMS = {
     "gcc": "gcc libc6-dev",
     **dict.fromkeys(("arm-none-eabi-gcc", "arm-none-eabi-g++"), "gcc-arm-none-eabi"),
+    **dict.fromkeys(("clang", "clang++"), "clang"),
     "qemu-system-arm": "qemu-system-arm",
     "aarch64-linux-gnu-gcc": "gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
     "riscv64-linux-gnu-gcc": "gcc-riscv64-linux-gnu libc6-dev-riscv64-cross",
