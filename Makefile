@@ -14,9 +14,10 @@ STUDIES := atari ptq low-bits spread d4pg qat-bits qat-bits-falling qat-bits-lon
 	$(addprefix actorq-,staleness final-return throughput wide breakdown time-to-reward free-ratio) $(addprefix weight-decay-,0 1e-4 1e-3 1e-2)
 SCRIPTS := latency actor-loop eval-speed fidelity parity qat-correctness qat-cost study-speed install-size verdicts gpu-actorq \
 	cluster-simulation go1
-BENCHES := $(addprefix bench-,$(STUDIES) auto cluster distill-pong kinds paper-ptq $(SCRIPTS))
-# Trained agents in the zoo's layout; jobs and minutes of a call.
+BENCHES := $(addprefix bench-,$(STUDIES) auto boards cluster distill-pong kinds paper-ptq $(SCRIPTS))
+# Trained agents in the zoo's layout, and other policies as files; jobs and minutes of a call.
 AGENTS ?= ../shared/agents
+WILD ?= ../shared/agents-wild
 JOBS ?= 2
 MINUTES ?= 1000000
 
@@ -131,7 +132,12 @@ hostile: $(VENV)/.dev
 
 # exported agents, held to the reference: bits and instructions as C, what other runtimes give
 boards: $(VENV)/.dev
-	$(STRESS).boards $(AGENTS) --keep
+	$(STRESS).boards $(AGENTS) $(wildcard $(WILD)) --times --keep
+
+# instructions of one layer, and of CMSIS-NN's if CMSIS is a checkout of it
+bench-boards: $(VENV)/.dev
+	$(STRESS).boards --only layers/ --keep
+	$(if $(CMSIS),$(STRESS).cmsis_nn $(CMSIS))
 
 runtimes: $(VENV)/.dev
 	$(STRESS).runtimes $(AGENTS) --episodes 0 --keep
