@@ -55,7 +55,7 @@ NAMES = sorted(path.stem for path in PAGES.glob("*.md"))
 MARK = "<!-- generated: make pages -->\n"
 NUMERIC = re.compile(r"(≥ |> |[±×\[])?[−+-]?\d|–$")
 TARGETS = {
-    "boards": "boards",
+    "boards": "boards` and `make bench-boards",
     "chaos": "chaos",
     "chaos-checkpoint": "chaos",
     "fuzz": "fuzz",
