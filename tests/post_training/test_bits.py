@@ -87,6 +87,7 @@ def test_a_layer_that_actions_depend_on_keeps_its_bits_and_one_that_is_held_exac
     assert said[0].startswith("mixed, 4.00 bits a weight and ")
     assert "attempt 1, 20 fresh episodes exclude a loss of 2 %. A larger one passes in at most 2.5 % of" in said[0]
     assert said[1].startswith("first has 5 bits; its action error by bits: ")
+    assert said[-1] == "Edges, the first and last layers, hold 100 % of the weights: each bit less saves 1 B."
 
 
 def test_what_fresh_episodes_reject_gives_way_to_wider_bits_and_other_episodes_and_at_last_to_int8(monkeypatch):

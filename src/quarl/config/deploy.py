@@ -10,9 +10,10 @@ from typing import Annotated, ClassVar, Literal
 from quarl.config.base import Observations
 from quarl.config.trained_policy import NamedModel
 from quarl.errors import QuarlError
-from quarl.fields import ABOVE_ZERO, QUANTISATION, SOME, shown
+from quarl.fields import ABOVE_ZERO, QUANTISATION, SOME, Bound, shown
 from quarl.quant.spec import QuantSpec
 
+CYCLES = Bound("must be at least 0.5", lambda cycles: 0.5 <= cycles < math.inf)
 UNITS = {"": 1, "K": 2**10, "M": 2**20}
 
 
@@ -38,12 +39,15 @@ class BudgetConfig(NamedModel):
     hz: Annotated[float | None, shown("N"), ABOVE_ZERO] = None
     """Actions per second."""
     mhz: Annotated[float | None, shown("N"), ABOVE_ZERO] = None
-    """Million instructions per second that the board has for them."""
+    """Clock of the board in MHz."""
+    cpi: Annotated[float | None, shown("N", default="1 to 1.8"), CYCLES] = None
+    """Cycles per instruction, from a measurement on the board. The default is the range of a Cortex-M4, without waits
+    for its flash."""
 
     def check(self) -> None:
         super().check()
         if (self.hz is None) != (self.mhz is None):
-            raise QuarlError("--hz and --mhz require each other: actions, and million instructions, per second")
+            raise QuarlError("--hz and --mhz require each other: actions per second, and the clock")
         self.specs()
         self.bounds()
 

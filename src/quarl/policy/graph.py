@@ -376,6 +376,12 @@ def edge_layers(policy: Policy) -> frozenset[str]:
     return first | final_linear(policy)
 
 
+def edge_weights(policy: Policy) -> int:
+    """Return the number of weights of `edge_layers`."""
+    edges = edge_layers(policy)
+    return sum(math.prod(op.weight.shape) for op in policy.linear if op.name in edges)
+
+
 def behind_linear(policy: Policy) -> frozenset[str]:
     """Return the names of the values that depend on a linear operator."""
     behind: set[str] = set()
