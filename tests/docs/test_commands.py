@@ -136,6 +136,8 @@ def command(step: Step, folder: Path) -> None:
     if words[0] != "quarl":
         run([sys.executable if words[0].startswith("python") else words[0], *words[1:]], folder)
         return
+    if words[1] == "budget":
+        require.runtime("c-m4")  # otherwise flash and RAM are unknown, which is no success
     printed = run(cut(words), folder)
     config = parse(words[1:])
     only_looks = getattr(config, "plan", False) or getattr(config, "dry_run", False)

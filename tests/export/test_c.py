@@ -38,6 +38,9 @@ SOUND = "-std=c99 -U__GNUC__ -U__SSE2__ -O1 -g -Wall -Wextra -Werror -pedantic"
 SOUND += " -fsanitize=undefined,address -fno-sanitize-recover=all"
 """With what stands in for functions that only gcc and clang have."""
 
+UNUSED_OUT = ("-O2", "-ffunction-sections", "-fdata-sections", "-Wl,--gc-sections")
+"""As firmware is linked: without what nothing refers to."""
+
 
 def static(name: str, precision: str = "int8", count: int = 300) -> tuple[QuantizedPolicy, np.ndarray]:
     """A network of tests/networks.py on static grids, and observations."""
@@ -89,6 +92,15 @@ def test_networks_become_calls_within_their_arrays_that_are_read_back(name, kern
     assert [call.kernel for call in (*program.network, *program.head)] == kernels.split()
 
 
+@pytest.mark.parametrize(("name", "comment"), [("net.2", "net.2"), ("*/ größe??/\n\\", "-/-gr--e--/--")])
+def test_tables_name_their_layer_and_no_name_becomes_c(name, comment):
+    policy, _ = static("relu", count=8)
+    named = replace(policy, ops=(*policy.ops[:-1], replace(policy.ops[-1], name=name)))
+    text = Lowering(named).program("").source()
+    assert c.check(text).source() == text
+    assert re.findall(r"/\* (.*) \*/\nstatic const uint32_t w", text) == ["net.0", "net.1", comment]
+
+
 @pytest.mark.parametrize(
     ("name", "value", "grid", "said"),
     [
@@ -128,6 +140,11 @@ def test_grids_that_c_has_no_kernel_for_are_named(name, value, grid, said):
         (r"re:int16_t c\[\d+\]", "int16_t c[4194304]"),
         (r"re:real r\[\d+\]", "real r[400]"),
         (r"re:POLICY_ACTION 1", "POLICY_ACTION 2"),
+        ('policy_id[] = "', 'policy_id[] = "" "'),
+        ("    (void)*id;", '    system("true");'),
+        ("/* net.0 */", "/* net.0 */ int i; /* */"),
+        ("/* net.0 */", "/* net 0 */"),
+        ("Apache-2.0", "MIT"),
     ],
 )
 def test_c_that_quarl_did_not_write_is_not_taken(old, new):
@@ -305,8 +322,10 @@ int main(void) {
     )
     files = [str(tmp_path / f"{name}.c") for name in ("hover", "hover_selftest", "Land", "Land_selftest", "main")]
     strict = boards.STRICT.split()[1:]
-    subprocess.run([*words.split(), "-O2", *strict, *files, "-o", tmp_path / "both"], check=True)
+    subprocess.run([*words.split(), *UNUSED_OUT, *strict, *files, "-o", tmp_path / "both"], check=True)
     assert subprocess.run([tmp_path / "both"], check=False).returncode == 0
+    ids = re.findall(rb"(\w+) quarl [\d.]+ weights [0-9a-f]{16} grids [0-9a-f]{16}\0", (tmp_path / "both").read_bytes())
+    assert sorted(ids) == [b"Land", b"hover"]
 
 
 @pytest.mark.slow

@@ -257,7 +257,11 @@ def test_a_named_export_is_regenerated_and_verified_by_its_name(tmp_path):
     assert (said["name"], said["verified"][0]["result"]) == ("hover", "equal")
     assert {path.name for path in tmp_path.iterdir()} == EVERYTHING | {"hover.h", "hover.c", "hover_selftest.c"}
     assert "HOVER_ACTION" in (tmp_path / "hover.h").read_text()
-    assert "hover_act" in (tmp_path / "README.md").read_text()
+    page, source = ((tmp_path / name).read_text() for name in ("README.md", "hover.c"))
+    assert "hover_act" in page
+    assert "`hover.c` has no heap" in page
+    digests = json.loads((tmp_path / "contract.json").read_text())["sha256"]
+    assert f' weights {digests["weights"][:16]} grids {digests["grids"][:16]}";' in source
     for edited in (False, True):
         rows = [each for each in verify(tmp_path, ["c"], episodes=0, edited=edited) if isinstance(each, VerifyRow)]
         assert (rows[-1].runtime, rows[-1].result) == ("c", "equal")

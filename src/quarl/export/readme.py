@@ -47,6 +47,16 @@ project(NAME)
 """,
 }
 """Building of C, by package."""
+MISRA = """
+`NAME.c` has no heap, recursion, floats, unions, goto or arrays of variable length. It deviates from MISRA C:2012 in
+these rules, found by reading and not by a checker. Dir 4.6, `int` for counts and results. Dir 4.9, macros with
+arguments. Rule 1.2, intrinsics and `asm` of gcc and clang; other compilers get C99. Rule 10.1, shifts of negative
+numbers, which the file asserts to be arithmetic. Rule 12.3, commas. Rules 13.3 and 13.4, increments and assignments
+in expressions. Rule 15.5, several returns. Rule 15.6, bodies without braces. Rule 18.4, sums of pointers and
+numbers. `strings` shows `NAME_id` in a firmware: name, version, and the sha256 of weights and grids in
+`contract.json`, of which it has the first 16 digits each.
+"""
+"""Note in the folder of C."""
 
 
 def readme(contract: Mapping[str, Any], file: str) -> str:
@@ -79,7 +89,7 @@ normalize, scale or clip it first. Its numbers are named in `contract.json`. NaN
 ```{"c" if kind == "c" else "python"}
 {call}
 ```
-{loop}
+{loop}{MISRA.replace("NAME", name) if kind == "c" else ""}
 Held to `golden.npz` here: {held or "no runtime"}.
 `quarl verify .` repeats that, checks the sha256 of every file and plays the policy.
 """

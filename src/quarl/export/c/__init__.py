@@ -6,7 +6,7 @@ import numpy as np
 
 from quarl.export.c import packages
 from quarl.export.c.lowering import Lowering
-from quarl.export.c.program import Program, check, numbers
+from quarl.export.c.program import LICENSE, Program, check, numbers
 from quarl.export.golden import Golden
 from quarl.policy.graph import QuantizedPolicy
 
@@ -15,7 +15,9 @@ __all__ = ["check", "write"]
 SELFTEST_VECTORS = 64
 SELFTEST_NUMBERS = 2**16
 """Largest number of values in the observations of the self-test: images have fewer vectors."""
-SELFTEST = """#include "{name}.h"
+SELFTEST = (
+    LICENSE
+    + """#include "{name}.h"
 
 {tables}
 int {name}_selftest(void) {{
@@ -39,6 +41,7 @@ const {x} *{name}_golden(int number) {{
 int main(void) {{ return {name}_selftest(); }}
 #endif
 """
+)
 
 
 def write(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from quarl import __version__
 from quarl.arrays import Array
 from quarl.engines.lookup_tables import table
 from quarl.engines.numpy_operators import Norm, codes_formula, norms_codes
@@ -16,6 +18,7 @@ from quarl.engines.sums import check_int32, requantization, symmetric, unit
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.export.c.program import Call, Program, parameters
 from quarl.export.c.weight_words import multipliers, pack
+from quarl.export.contract import digests
 from quarl.policy import operators
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, readers, shapes, ungridded
 from quarl.policy.operators import OBSERVATION, Linear, Op
@@ -92,6 +95,7 @@ class Lowering:
         self.readers = readers(policy)
         self.codes_buffer, self.reals_buffer = Buffer(), Buffer()
         self.tables: dict[str, Array] = {}
+        self.layers: dict[str, str] = {}
         self.calls: list[Call] = []
         self.now = 0
         self.until = self._last_reads()
@@ -114,10 +118,12 @@ class Lowering:
             self.call("clip", raw, place, -np.inf, np.inf, Place("y"))
         network, self.calls = tuple(self.calls), []
         a, action = self._head(raw)
+        weights, grids = (digest[:16] for digest in digests(self.policy).values())
         x = "uint32_t" if self.values[OBSERVATION].bytes_as is None else "uint8_t"
         return Program(
             comment=comment,
             name=name,
+            identity=f"{name} quarl {__version__} weights {weights} grids {grids}",
             x=x,
             a=a,
             observation=self.values[OBSERVATION].size,
@@ -126,6 +132,7 @@ class Lowering:
             codes=max(self.codes_buffer.size, 1),
             reals=max(self.reals_buffer.size, 1),
             tables=self.tables,
+            layers=self.layers,
             network=network,
             head=tuple(self.calls),
         )
@@ -363,6 +370,7 @@ class Lowering:
             if other.dtype == flat.dtype and np.array_equal(other, flat):
                 return name
         self.tables[name := f"{role}{len(self.tables)}"] = flat
+        self.layers[name] = re.sub(r"[^\w.:/-]", "-", self.policy.ops[self.now].name, flags=re.ASCII)
         return name
 
 
