@@ -92,6 +92,8 @@ def every_layer() -> tuple[Program, list[tuple[int, Callable[[list[int]], list[i
             tables |= dict(zip(names, (words.table.reshape(-1), of[1], codes), strict=True))
     program = Program(
         comment="{}",
+        identity="sums",
+        layers={},
         x="uint32_t",
         a="int32_t",
         observation=2 * count,

@@ -19,7 +19,7 @@ import numpy as np
 from quarl import __version__
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.export.numbers import bounds, observed
-from quarl.export.targets import TARGETS
+from quarl.export.targets import PACKAGES, TARGETS
 from quarl.inert.reading_budget import read_json
 from quarl.policy.artifact import plain, provenance_from_json, provenance_to_json
 from quarl.policy.container import raw
@@ -213,7 +213,7 @@ def differences(policy: QuantizedPolicy, full: Mapping[str, Any]) -> Iterator[st
         arithmetic=arithmetic,
         source={"file": "", "sha256": ""},
         name=str(full.get("name")),
-        package=full.get("package"),
+        package=full.get("package") if target == "c" and full.get("package") in PACKAGES else None,
     )
     return _differ(json.loads(json.dumps(known, default=plain)), full, "")
 
