@@ -15,7 +15,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.export import runtimes
 from quarl.export.c.lowering import Lowering
 from quarl.export.c.program import Program
-from quarl.export.c.weight_words import KERNELS
+from quarl.export.c.weight_words import KERNELS, by_fours
 from quarl.files import temporary_folder, write_bytes
 from quarl.policy.graph import QuantizedPolicy, macs
 
@@ -98,7 +98,7 @@ def _estimated(program: Program, work: int, why: str) -> Footprint:
         if "words" in s:
             conv, bits = call.kernel == "convolve", KERNELS[call.arguments[0]]
             k, windows = (s["c"] * s["kh"] * s["kw"], s["oh"] * s["ow"]) if conv else (s["k"], 1)
-            rows, columns = -(-s["n"] // 4) * 4, -(-k // 4) * 4
+            rows, columns = by_fours(s["n"]), by_fours(k)
             row = 2 * REAL if call.kernel == "last" else ROW
             total += windows * (rows * MAC[bits] * columns + s["n"] * row + MOVE * k * conv)
         else:

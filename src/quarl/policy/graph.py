@@ -61,6 +61,11 @@ class ActionHead:
         return self.kind in ("argmax", "binary")
 
     @property
+    def first(self) -> int:
+        """Return the smallest number of a discrete action."""
+        return 0 if self.kind == "binary" or self.segments or self.zero_based else self.start
+
+    @property
     def reading(self) -> str:
         """Return the meaning of a file's output.
 
@@ -96,7 +101,7 @@ class ActionHead:
             if self.segments:
                 parts = np.split(output, np.cumsum(self.segments)[:-1], axis=1)
                 return np.stack([part.argmax(axis=1) for part in parts], axis=1)
-            numbers: Array = output.argmax(axis=1) + (0 if self.zero_based else self.start)
+            numbers: Array = output.argmax(axis=1) + self.first
             return numbers
         # Continuous actions: add noise, then squash or clip to the bounds.
         log_std = self.log_std

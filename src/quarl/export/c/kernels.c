@@ -112,6 +112,23 @@ typedef char arithmetic_shift[(-1 >> 1) == -1 ? 1 : -1]; /* as all compilers for
         STORE(t, v);                      \
         s += t[0] + t[1] + t[2] + t[3];   \
     } while (0)
+#define LANE_SUMS SUMS v0 = ZERO, v1 = ZERO, v2 = ZERO, v3 = ZERO
+#define ADD_LANES    \
+    ACROSS(s0, v0);  \
+    ACROSS(s1, v1);  \
+    ACROSS(s2, v2);  \
+    ACROSS(s3, v3)
+/* Pairs 0, 4, 1, 5 of columns are in c, 2, 6, 3, 7 in d, 0, 2, 4, 6 in e, and 1, 3, 5, 7 in f. */
+#define LANES_OF_2(twice, field)                                         \
+    LANE_SUMS;                                                           \
+    for (; end - w > 3; w += 4, x += 16) {                               \
+        const LANES a = CODES(x), b = CODES(x + 8), v = WORDS(w);        \
+        const LANES c = LOW_PAIRS(a, b), d = HIGH_PAIRS(a, b);           \
+        const LANES e = LOW_PAIRS(c, d), f = HIGH_PAIRS(c, d);           \
+        LANE_ROWS(v, 0, 2, twice, field, e);                             \
+        LANE_ROWS(v, 8, 2, twice, field, f);                             \
+    }                                                                    \
+    ADD_LANES;
 /* Sums of the first and third rows, or of the second and fourth, of bytes. */
 #define HALVES(s, r, v)                   \
     do {                                  \
@@ -120,7 +137,16 @@ typedef char arithmetic_shift[(-1 >> 1) == -1 ? 1 : -1]; /* as all compilers for
         s += t[0] + t[3 - SECOND];        \
         r += t[SECOND] + t[3];            \
     } while (0)
+#else
+#define LANES_OF_2(twice, field)
 #endif
+#define TWO_BITS(twice)                        \
+    for (; w != end; w++, x += 4) {            \
+        PAIR(a, x);                            \
+        ROWS(DOT_HELD, *w, 0, 2, twice, a);    \
+        PAIR(b, x + 2);                        \
+        ROWS(DOT_HELD, *w, 8, 2, twice, b);    \
+    }
 
 /* The sums of four rows, each of which begins with s[0]. */
 typedef void four_rows(int words, const uint32_t *w, const int16_t *x, uint32_t *s);
@@ -330,15 +356,12 @@ static void four4(int words, const uint32_t *w, const int16_t *x, uint32_t *s) {
     MASK(15u);
     BEGIN;
 #ifdef LANES
-    SUMS v0 = ZERO, v1 = ZERO, v2 = ZERO, v3 = ZERO;
+    LANE_SUMS;
     for (; end - w > 3; w += 4, x += 8) {
         const LANES a = CODES(x), v = WORDS(w);
         LANE_ROWS(v, 0, 4, 0, 15, a);
     }
-    ACROSS(s0, v0);
-    ACROSS(s1, v1);
-    ACROSS(s2, v2);
-    ACROSS(s3, v3);
+    ADD_LANES;
 #endif
     for (; w != end; w += PAIRS, x += 2 * PAIRS) {
         TWICE(NIBBLES(0), NIBBLES(1))
@@ -349,52 +372,16 @@ static void four4(int words, const uint32_t *w, const int16_t *x, uint32_t *s) {
 static void four2(int words, const uint32_t *w, const int16_t *x, uint32_t *s) {
     MASK(3u);
     BEGIN;
-#ifdef LANES
-    SUMS v0 = ZERO, v1 = ZERO, v2 = ZERO, v3 = ZERO;
-    for (; end - w > 3; w += 4, x += 16) {
-        const LANES a = CODES(x), b = CODES(x + 8), v = WORDS(w);
-        const LANES c = LOW_PAIRS(a, b), d = HIGH_PAIRS(a, b); /* pairs 0, 4, 1, 5 and 2, 6, 3, 7 */
-        const LANES e = LOW_PAIRS(c, d), f = HIGH_PAIRS(c, d); /* 0, 2, 4, 6 and 1, 3, 5, 7 */
-        LANE_ROWS(v, 0, 2, 0, 3, e);
-        LANE_ROWS(v, 8, 2, 0, 3, f);
-    }
-    ACROSS(s0, v0);
-    ACROSS(s1, v1);
-    ACROSS(s2, v2);
-    ACROSS(s3, v3);
-#endif
-    for (; w != end; w++, x += 4) {
-        PAIR(a, x);
-        ROWS(DOT_HELD, *w, 0, 2, 0, a);
-        PAIR(b, x + 2);
-        ROWS(DOT_HELD, *w, 8, 2, 0, b);
-    }
+    LANES_OF_2(0, 3)
+    TWO_BITS(0)
     END;
 }
 
 static void odd2(int words, const uint32_t *w, const int16_t *x, uint32_t *s) {
     MASK(6u);
     BEGIN;
-#ifdef LANES
-    SUMS v0 = ZERO, v1 = ZERO, v2 = ZERO, v3 = ZERO;
-    for (; end - w > 3; w += 4, x += 16) {
-        const LANES a = CODES(x), b = CODES(x + 8), v = WORDS(w);
-        const LANES c = LOW_PAIRS(a, b), d = HIGH_PAIRS(a, b); /* pairs 0, 4, 1, 5 and 2, 6, 3, 7 */
-        const LANES e = LOW_PAIRS(c, d), f = HIGH_PAIRS(c, d); /* 0, 2, 4, 6 and 1, 3, 5, 7 */
-        LANE_ROWS(v, 0, 2, 1, 6, e);
-        LANE_ROWS(v, 8, 2, 1, 6, f);
-    }
-    ACROSS(s0, v0);
-    ACROSS(s1, v1);
-    ACROSS(s2, v2);
-    ACROSS(s3, v3);
-#endif
-    for (; w != end; w++, x += 4) {
-        PAIR(a, x);
-        ROWS(DOT_HELD, *w, 0, 2, 1, a);
-        PAIR(b, x + 2);
-        ROWS(DOT_HELD, *w, 8, 2, 1, b);
-    }
+    LANES_OF_2(1, 6)
+    TWO_BITS(1)
     END;
 }
 
@@ -403,7 +390,7 @@ static void third(int quads, const uint32_t *w, const int16_t *x, uint32_t unit,
     MASK(1u);
     uint32_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;
 #ifdef LANES
-    SUMS v0 = ZERO, v1 = ZERO, v2 = ZERO, v3 = ZERO;
+    LANE_SUMS;
     for (; quads > 7; quads -= 8, w += 4, x += 32) {
         const LANES a = CODES(x), b = CODES(x + 8), c = CODES(x + 16), d = CODES(x + 24), v = WORDS(w);
         const LANES ab = LOW_PAIRS(a, b), cd = LOW_PAIRS(c, d), ba = HIGH_PAIRS(a, b), dc = HIGH_PAIRS(c, d);
@@ -412,10 +399,7 @@ static void third(int quads, const uint32_t *w, const int16_t *x, uint32_t unit,
         LANE_ROWS(v, 8, 1, 0, 1, LOW_HALVES(ba, dc));
         LANE_ROWS(v, 12, 1, 0, 1, HIGH_HALVES(ba, dc));
     }
-    ACROSS(s0, v0);
-    ACROSS(s1, v1);
-    ACROSS(s2, v2);
-    ACROSS(s3, v3);
+    ADD_LANES;
 #endif
     for (; quads > 0; quads -= 2, w++, x += 8) {
         PAIR(a, x);

@@ -17,7 +17,7 @@ from quarl.engines.numpy_operators import Norm, codes_formula, norms_codes
 from quarl.engines.sums import check_int32, requantization, symmetric, unit
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.export.c.program import Call, Program, parameters
-from quarl.export.c.weight_words import multipliers, pack
+from quarl.export.c.weight_words import by_fours, multipliers, pack
 from quarl.export.contract import digests
 from quarl.policy import operators
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, readers, shapes, ungridded
@@ -229,7 +229,7 @@ class Lowering:
         size, rows = math.prod(self.shapes[op.name]), weight.codes.reshape(len(weight.codes), -1)
         kernel, offset, words, table = pack(rows, source.reach)
         # Kernels read columns by fours; what is behind the last one counts for nothing.
-        padded = -(-rows.shape[1] // 4) * 4
+        padded = by_fours(rows.shape[1])
         if not isinstance(op, operators.Conv2d):
             self.codes_buffer.size = max(self.codes_buffer.size, x.start + padded)
         # The last layer returns real numbers, all others codes on their grid.
@@ -346,8 +346,7 @@ class Lowering:
         if head.kind == "argmax":
             segments = head.segments or (size,)
             for index, n in enumerate(segments):
-                first = 0 if head.segments or head.zero_based else head.start
-                self.call("argmax", n, y.after(sum(segments[:index])), first, a.after(index))
+                self.call("argmax", n, y.after(sum(segments[:index])), head.first, a.after(index))
             return "int32_t", len(segments)
         if head.kind == "binary":
             self.call("positive", size, y, a)
@@ -363,9 +362,10 @@ class Lowering:
     def _table(self, role: str, ctype: str, values: Array) -> str:
         """Return the name of the table of these numbers."""
         flat = np.ascontiguousarray(values).reshape(-1)
-        if flat.dtype != np.uint32:
-            numbers = flat.astype(np.float32).view(np.uint32)
-            flat = numbers if ctype == "uint32_t" else flat.astype(ctype.removesuffix("_t"))
+        if ctype != "uint32_t":
+            flat = flat.astype(ctype.removesuffix("_t"))
+        elif flat.dtype != np.uint32:  # words of weights and codes of multipliers are as they are
+            flat = flat.astype(np.float32).view(np.uint32)
         for name, other in self.tables.items():
             if other.dtype == flat.dtype and np.array_equal(other, flat):
                 return name

@@ -43,8 +43,7 @@ def _limits(head: ActionHead, program: Program) -> tuple[Array, Array]:
     """Return the smallest and largest number [n] that `head` gives for each of an action; floats are finite."""
     if not head.is_discrete:
         return np.nan_to_num(head.low.astype(np.float32).ravel()), np.nan_to_num(head.high.astype(np.float32).ravel())
-    first = 0 if head.kind == "binary" or head.segments or head.zero_based else head.start
-    low = np.full(program.action, first)
+    low = np.full(program.action, head.first)
     return low, low + (1 if head.kind == "binary" else np.array(head.segments or [program.raw]) - 1)
 
 

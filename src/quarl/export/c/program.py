@@ -17,7 +17,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.errors import QuarlError
-from quarl.export.c.weight_words import KERNELS, words_per_group
+from quarl.export.c.weight_words import KERNELS, by_fours, words_per_group
 from quarl.inert.reading_budget import MAX_NUMBERS
 
 LICENSE = """/* SPDX-License-Identifier: Apache-2.0 */
@@ -139,25 +139,20 @@ Extent = Callable[[Mapping[str, int]], int]
 
 
 def _table(s: Mapping[str, int]) -> int:
-    return -(-s["n"] // 4) * s["words"]
-
-
-def _columns(k: int) -> int:
-    """Return the number of columns that kernels read."""
-    return -(-k // 4) * 4
+    return by_fours(s["n"]) // 4 * s["words"]
 
 
 EXTENTS: Mapping[tuple[str, str], Extent] = {
     ("quantize_bytes", "code"): lambda s: 256,
     ("look_up", "code"): lambda s: 256,
     ("dense", "w"): _table,
-    ("dense", "x"): lambda s: _columns(s["k"]),
+    ("dense", "x"): lambda s: by_fours(s["k"]),
     ("dense", "y"): lambda s: (s["n"] - 1) * s["step"] + 1,
     ("last", "w"): _table,
-    ("last", "x"): lambda s: _columns(s["k"]),
+    ("last", "x"): lambda s: by_fours(s["k"]),
     ("convolve", "w"): _table,
     ("convolve", "x"): lambda s: s["c"] * s["h"] * s["wide"],
-    ("convolve", "row"): lambda s: _columns(s["c"] * s["kh"] * s["kw"]),
+    ("convolve", "row"): lambda s: by_fours(s["c"] * s["kh"] * s["kw"]),
     ("convolve", "y"): lambda s: s["n"] * s["oh"] * s["ow"],
     ("argmax", "y"): lambda s: 1,
 }

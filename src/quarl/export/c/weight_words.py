@@ -33,9 +33,14 @@ class Words(NamedTuple):
     """uint32 [groups of four rows, words]."""
 
 
+def by_fours(count: int) -> int:
+    """Return the number of rows or columns that kernels read for `count` of them: the next multiple of four."""
+    return -(-count // 4) * 4
+
+
 def words_per_group(kernel: str, k: int) -> int:
     """Return the number of words of four rows of `k` columns."""
-    return (-(-k // 4) * KERNELS[kernel] + 1) // 2
+    return (by_fours(k) // 4 * KERNELS[kernel] + 1) // 2
 
 
 def pack(rows: Array, distance: int) -> Words:
