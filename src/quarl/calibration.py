@@ -196,7 +196,12 @@ class _Pass:
                 ops.append(op)
                 value = apply(op, [self.values[name] for name in op.inputs])
             self.values[op.name] = self._on_grid(op, value)
-        return QuantizedPolicy.of(self.policy, ops, self.spec, self.grids)
+        return QuantizedPolicy.of(self.policy, ops, self.spec, self.grids, self._box() if self.static else None)
+
+    def _box(self) -> tuple[Array, Array] | None:
+        """Return the ends of the calibration observations; None for images, whose bytes have ends of their own."""
+        x = self.values[OBSERVATION]
+        return None if self.policy.observation_dtype == "uint8" else (x.min(axis=0), x.max(axis=0))
 
     def _linear(self, op: Linear) -> tuple[Linear, Array]:
         x = self._quantized_input(op.inputs[0])

@@ -167,6 +167,17 @@ def test_a_sound_container_with_a_wrong_manifest_is_refused_in_one_line(change, 
     assert str(caught.value).startswith("file.quarl")
 
 
+@pytest.mark.parametrize(
+    "box", [(np.ones(4), np.zeros(4)), (np.zeros(3), np.ones(3)), (np.zeros(4), np.full(4, np.inf))]
+)
+def test_a_box_that_does_not_fit_the_observation_is_refused(box):
+    policy = networks.dense([4, 8, 2])
+    quantized = quantize(policy, QuantSpec.parse("int8", mode="static"), networks.observations(policy, 64))
+    ends = tuple(end.astype(np.float32) for end in box)
+    with pytest.raises(QuarlError, match="ends of the calibration observations do not fit"):
+        artifact.from_bytes(artifact.to_bytes(dataclasses.replace(quantized, box=ends)), "file.quarl")
+
+
 def test_zero_points_of_a_policy_with_symmetric_activations_are_0():
     policy = networks.dense([5, 16, 3])
     given = QuantSpec.parse("int8", mode="static")

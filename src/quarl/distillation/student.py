@@ -124,4 +124,4 @@ class Student(nn.Module):
     def policy(self) -> QuantizedPolicy:
         """Return the policy as the integer kernels would run it at present."""
         ops = (self.learning[op.name].operator() if op.name in self.learning else op for op in self.start.ops)
-        return QuantizedPolicy.of(self.start, ops, self.start.spec, self.start.grids)
+        return QuantizedPolicy.of(self.start, ops, self.start.spec, self.start.grids, self.start.box)

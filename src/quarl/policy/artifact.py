@@ -32,6 +32,7 @@ from quarl.quant.packing import pack, packed_size, storage_dtype, unpack
 from quarl.quant.spec import QuantSpec
 
 HEAD_ARRAYS = ("low", "high", "log_std")
+BOX = ("box/low", "box/high")
 HEAD_SETTINGS = ("segments", "zero_based")
 """Settings that are written only for a head that has them."""
 CHOICES = ("head", "output_name", "fix", "activation")
@@ -78,6 +79,7 @@ def _contents(policy: Policy) -> tuple[dict[str, Array], dict[str, str]]:
     if isinstance(policy, QuantizedPolicy):
         manifest["spec"] = policy.spec.to_json()
         manifest["grids"] = {name: [g.scale, g.zero_point, g.bits] for name, g in policy.grids.items()}
+        tensors |= zip(BOX, policy.box or (), strict=False)
     tensors = {name: np.array(array, order="C", copy=None) for name, array in tensors.items()}
     if sum(array.nbytes for array in tensors.values()) < SMALL:
         manifest["sha256"] = {name: digest(array) for name, array in tensors.items()}
@@ -167,12 +169,23 @@ def _policy(manifest: dict[str, Any], tensors: Mapping[str, Array]) -> Policy:
     if "spec" not in manifest:
         return Policy(**common)
     grids = {str(name): _grid(*entry) for name, entry in manifest["grids"].items()}
-    policy = QuantizedPolicy(**common, spec=QuantSpec.from_json(manifest["spec"]), grids=grids)
+    box = _box(tensors, common["observation_shape"])
+    policy = QuantizedPolicy(**common, spec=QuantSpec.from_json(manifest["spec"]), grids=grids, box=box)
     if (name := ungridded(policy)) is not None:
         raise QuarlError(f"the value {name!r} has no grid, which static mode needs")
     if policy.spec.symmetric_activations and any(grid.zero_point for grid in grids.values()):
         raise QuarlError("a grid has a zero point other than 0, but the spec has symmetric activations")
     return policy
+
+
+def _box(tensors: Mapping[str, Array], shape: tuple[int, ...]) -> tuple[Array, Array] | None:
+    """Return the ends of the calibration observations; None if the file has none."""
+    if BOX[0] not in tensors:
+        return None
+    low, high = (_reals(name, tensors) for name in BOX)
+    if not low.shape == high.shape == shape or not np.isfinite([low, high]).all() or (low > high).any():
+        raise QuarlError("the ends of the calibration observations do not fit the observation")
+    return low, high
 
 
 def _op_to_json(op: Op, tensors: dict[str, Array]) -> dict[str, Any]:

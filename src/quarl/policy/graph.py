@@ -256,10 +256,20 @@ class QuantizedPolicy(Policy):
 
     spec: QuantSpec
     grids: Mapping[str, ActivationGrid] = field(default_factory=dict)
+    box: tuple[Array, Array] | None = None
+    """Smallest and largest calibration observation, number by number, float32 [*observation_shape] each.
+
+    None if the grids are not from recorded observations, and for images.
+    """
 
     @classmethod
     def of(
-        cls, policy: Policy, ops: Iterable[Op], spec: QuantSpec, grids: Mapping[str, ActivationGrid]
+        cls,
+        policy: Policy,
+        ops: Iterable[Op],
+        spec: QuantSpec,
+        grids: Mapping[str, ActivationGrid],
+        box: tuple[Array, Array] | None = None,
     ) -> QuantizedPolicy:
         """Return the policy with these operators, in the precision of `spec`.
 
@@ -268,9 +278,10 @@ class QuantizedPolicy(Policy):
             ops: Operators of the new policy.
             spec: Its precision.
             grids: Grids of its values.
+            box: Ends of the observations from which the grids are.
         """
         kept = {field.name: getattr(policy, field.name) for field in fields(Policy) if field.name != "ops"}
-        return cls(**kept, ops=tuple(ops), spec=spec, grids=dict(grids))
+        return cls(**kept, ops=tuple(ops), spec=spec, grids=dict(grids), box=box)
 
     @property
     def bits_of_layers(self) -> dict[str, int]:
