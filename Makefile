@@ -133,6 +133,7 @@ hostile: $(VENV)/.dev
 # exported agents, held to the reference: bits and instructions as C, what other runtimes give
 boards: $(VENV)/.dev
 	$(STRESS).boards $(AGENTS) $(wildcard $(WILD)) --times --keep
+	$(STRESS).float_c $(AGENTS) $(wildcard $(WILD))
 
 # instructions of one layer, and of CMSIS-NN's if CMSIS is a checkout of it
 bench-boards: $(VENV)/.dev
