@@ -78,7 +78,7 @@ PLACES = {
     "policy_selftest.c": r"in line \d+",
     "README.md": r"in line \d+",
     "golden.npz": r"(Bad CRC-32 for file '\w|Error -3 while decomp|no array in it|member|\.npy|not a whole zip)",
-    "policy.quarl": r"(tensor '[\w./]+' does not match|manifest|header|container|no array in it)",
+    "policy.quarl": r"(tensor '[\w./]+' (does not match|has dtype)|manifest|header|container|no array in it)",
     "contract.json": r"(is damaged in '[\w.]+'|what no policy decides|not JSON|lacks '\w+'|contract\.json)",
     "SHA256SUMS": "",
 }
