@@ -444,7 +444,7 @@ class Agent:
         the target requires them.
 
         Args:
-            target: "tflite", "onnx", "onnx-qdq" or "c".
+            target: "tflite", "tflite-int16x8", "onnx", "onnx-qdq" or "c".
             directory: The folder to write.
             precision: Precision, as in `quantize`; None means int8, or the agent's own if it is quantized.
             mode: Quantization of activations; None means static, or the agent's own if it is quantized.

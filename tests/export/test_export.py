@@ -106,7 +106,7 @@ def test_dynamic_mode_has_no_form_in_integers_alone(tmp_path, target):
     policy, x = agent(mode="dynamic")
     with pytest.raises(UnsupportedError, match=f"^{target} needs static mode, this policy is dynamic"):
         export(policy, target, tmp_path / "out", observations=x)
-    with pytest.raises(QuarlError, match=r"^unknown target 'rust'; choose one of tflite, onnx"):
+    with pytest.raises(QuarlError, match=r"^unknown target 'rust'; choose one of tflite, tflite-int16x8, onnx"):
         export(policy, "rust", tmp_path / "out", observations=x)
     with pytest.raises(UnsupportedError, match=rf"^{target} is for integers, not fp16: export it to tflite or onnx"):
         export(agent("fp16")[0], target, tmp_path / "out", observations=x)

@@ -7,7 +7,6 @@ from typing import Any
 from quarl.commands import model, terminal
 from quarl.config import ExportConfig
 from quarl.export import export, quantised
-from quarl.export.contract import meaning
 from quarl.export.equal import VerifyRow
 from quarl.export.targets import file_of
 from quarl.export.verification import judged
@@ -38,7 +37,7 @@ def run(config: ExportConfig) -> None:
     )
     rows = [VerifyRow(check="golden vectors", count=each.pop("vectors"), **each) for each in contract["verified"]]
     said += [
-        meaning(exported.head),
+        contract["action"]["meaning"],
         sentence(exported),
         *filter(None, [outside(exported.provenance.wrappers)]),
         f"file: {path}",

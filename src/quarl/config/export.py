@@ -28,9 +28,9 @@ class ExportConfig(ModelConfig):
         "quarl export out/int4.safetensors --to c -o firmware",
     )
 
-    to: Literal["tflite", "onnx", "onnx-qdq", "c"] = "tflite"
-    """Format: tflite for LiteRT, OpenVINO and TFLite Micro; ONNX with integer operators (onnx) or QDQ (onnx-qdq);
-    integer-only C99 (c).
+    to: Literal["tflite", "tflite-int16x8", "onnx", "onnx-qdq", "c"] = "tflite"
+    """Format: tflite for LiteRT, OpenVINO and TFLite Micro, or for int16 hardware (tflite-int16x8); ONNX with integer
+    operators (onnx) or QDQ (onnx-qdq); integer-only C99 (c).
     """
     precision: Annotated[str | None, shown("BITS", default="int8, or the policy's own"), QUANTISATION] = None
     """Precision: fp32, fp16, an integer 2..32, wNaM, or intNeK for K bits in the first and last layers."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from quarl.arrays import Array
+from quarl.engines import int16x8
 from quarl.engines.lookup_tables import steady_scale
 from quarl.engines.numpy_operators import apply, averages_codes, fold, normalized_codes, norms_codes, on_grid, unfold
 from quarl.engines.sums import in_floats, requantization, unit
@@ -33,6 +34,7 @@ from quarl.quant.affine import (
     quantize_away,
     quantize_rows,
     requantize,
+    requantize_narrow,
     requantize_twice,
 )
 
@@ -47,6 +49,8 @@ class Reference:
     def __init__(self, policy: QuantizedPolicy, batch: int) -> None:
         self.policy = policy
         self.batch = batch
+        self.grids = policy.grids
+        """Grids of the values that are codes."""
         self._final = final_linear(policy)
         self._weights = {op.name: _integers(op) for op in policy.linear}
 
@@ -192,7 +196,42 @@ class Q31Double(Reference):
         )
 
 
-ARITHMETICS: Mapping[str, type[Reference]] = {"f32-rne": Reference, "q31-double": Q31Double}
+class Int16x8(Reference):
+    """The reference in the arithmetic "int16x8", for files of int8 weights and int16 activations."""
+
+    def __init__(self, policy: QuantizedPolicy, batch: int) -> None:
+        super().__init__(policy, batch)
+        self.grids = int16x8.grids(policy)
+
+    def encoded(self, observations: Array) -> Array:
+        """Return the file's input, int16 [B, 1, 1, K], for raw observations."""
+        name = int16x8.entry(self.policy)
+        codes = self.quantized(self.trace(observations)[name], self.grids[name])
+        return codes.astype(np.int16).reshape(len(codes), 1, 1, -1)
+
+    def decoded(self, codes: Array) -> Array:
+        """Return the network's outputs, float32 [B, n], for the file's output."""
+        return codes.reshape(len(codes), -1).astype(np.float32) * np.float32(self.grids[self.policy.output].scale)
+
+    def _other(self, op: Op, inputs: list[Array]) -> Array:
+        if op.name not in self.grids or op.name == int16x8.entry(self.policy) or not isinstance(op, Activation):
+            return apply(op, inputs)
+        source = self.grids[op.inputs[0]]
+        codes = int16x8.activation(op.kind, self.quantized(inputs[0], source).astype(np.int64), source)
+        return codes.astype(np.float32) * np.float32(self.grids[op.name].scale)
+
+    def _linear(self, op: Linear, x: Array) -> Array:
+        source, target = self.grids[op.inputs[0]], self.grids[op.name]
+        bias, multiplier = int16x8.layer(op, source, target)
+        codes = requantize_narrow(self._accumulate(op, x, self.quantized(x, source), 0.0) + bias, multiplier)
+        return codes.astype(np.float32) * np.float32(target.scale)
+
+
+ARITHMETICS: Mapping[str, type[Reference]] = {
+    "f32-rne": Reference,
+    "q31-double": Q31Double,
+    "int16x8": Int16x8,
+}
 """Reference for each arithmetic, by name."""
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from quarl.arrays import Array
 from quarl.calibration import quantize, regridded
+from quarl.engines.int16x8 import TARGET
 from quarl.envs.environment import Environment, home_of, in_environment
 from quarl.errors import MissingEnvironmentError, QuarlError, UnsupportedError, note
 from quarl.evaluation import record, sample, split_by_time
@@ -48,7 +49,8 @@ def quantised(
     Args:
         policy: The policy.
         target: Runtime or language, one of TARGETS.
-        precision: Precision of a float policy; None is int8. A quantized policy has its own.
+        precision: Precision of a float policy; None is int8, or w8a16 for int16 activations. A quantized policy has its
+            own.
         mode: dynamic or static; None is static, or a quantized policy's own if the target supports it.
         symmetric_activations: Give new grids zero point 0, and refuse a policy that has others.
         observations: Raw observations [N, *shape] in the order of time, of which the last tenth is held out and the
@@ -69,7 +71,7 @@ def quantised(
     made = policy
     if not is_quantized(policy):
         about: Any = {"mode": mode or "static", "symmetric_activations": symmetric_activations}
-        spec = QuantSpec.parse(precision or "int8", **about)
+        spec = QuantSpec.parse(precision or ("w8a16" if target == TARGET else "int8"), **about)
         if not isinstance(policy, QuantizedPolicy) or spec.float_type != "fp32":
             made = quantize(policy, spec, met() if spec.needs_observations else None)
     elif precision is not None and not policy.spec.is_called(precision):
@@ -139,7 +141,7 @@ def export(
         observations = record(
             policy, "fidelity", seed=seed, num=golden.NUM_RECORDED, min_episodes=3, environment=environment
         )
-    vectors = golden.record(policy, observations)
+    vectors = golden.record(policy, observations, targets.reference_of(target))
     # The contract names the numbers of an observation if the environment can be created.
     try:
         env = None if environment is None else environment.make_for(policy)
@@ -154,7 +156,7 @@ def export(
     full = contract.contract(
         policy,
         target,
-        arithmetic="qdq" if target == "onnx-qdq" else "f32-rne",
+        arithmetic="qdq" if target == "onnx-qdq" else targets.reference_of(target),
         source=made_from,
         env=env,
         name=name,

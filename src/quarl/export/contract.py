@@ -17,9 +17,10 @@ import gymnasium
 import numpy as np
 
 from quarl import __version__
+from quarl.engines import int16x8
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.export.numbers import bounds, observed
-from quarl.export.targets import PACKAGES, TARGETS
+from quarl.export.targets import PACKAGES, TARGETS, reference_of
 from quarl.inert.reading_budget import read_json
 from quarl.policy.artifact import plain, provenance_from_json, provenance_to_json
 from quarl.policy.container import raw
@@ -43,6 +44,11 @@ NAN = {
     "c": "{name}_act returns -1",
     "": "not looked at: the arithmetic makes some number of it; do not act on such an observation",
 }
+CODES = (
+    "its output is int16 codes; times io.output.scale they are the network's outputs. The largest is the discrete "
+    "action; the caller clips continuous ones to low and high, or squashes them: low + (tanh(x) + 1) / 2 * (high - low)"
+)
+"""Meaning of the output of a file of integers."""
 TOLD = (
     "quarl",
     "footprint",
@@ -93,7 +99,7 @@ def contract(
         "mode": policy.spec.mode,
         "spec": policy.spec.to_json(),
         "arithmetic": arithmetic,
-        "io": "float",
+        "io": int16x8.io(policy) if arithmetic == "int16x8" else "float",
         "source": {**source, **{key: of[key] for key in (*SOURCE, "metadata", "choices") if key in of}},
         "environment": {key: of[field] for key, field in ENVIRONMENT.items()},
         "observation": {
@@ -115,7 +121,7 @@ def contract(
             "zero_based": head.zero_based,
             "segments": list(head.segments),
             "num_outputs": policy.num_outputs if head.is_discrete else head.low.size,
-            "meaning": meaning(head),
+            "meaning": CODES if arithmetic == "int16x8" else meaning(head),
         },
         "layers": [
             {
@@ -128,7 +134,10 @@ def contract(
             }
             for op in policy.linear
         ],
-        "grids": {n: {"scale": g.scale, "zero_point": g.zero_point, "bits": g.bits} for n, g in policy.grids.items()},
+        "grids": {
+            name: {"scale": grid.scale, "zero_point": grid.zero_point, "bits": grid.bits}
+            for name, grid in (int16x8.grids(policy) if arithmetic == "int16x8" else policy.grids).items()
+        },
         "sha256": digests(policy),
         "footprint": {},
         "verified": [],
@@ -206,7 +215,7 @@ def read(content: bytes, where: str) -> dict[str, Any]:
 def differences(policy: QuantizedPolicy, full: Mapping[str, Any]) -> Iterator[str]:
     """Yield the keys of contract.json, with dots between, that differ from the contract of the policy."""
     target = full.get("target") if full.get("target") in TARGETS else TARGETS[0]
-    arithmetic = "qdq" if target == "onnx-qdq" else "f32-rne"
+    arithmetic = "qdq" if target == "onnx-qdq" else reference_of(str(target))
     known = contract(
         policy,
         str(target),

@@ -37,7 +37,7 @@ class VerifyRow(Row):
     runtime: Annotated[str | None, Column("runtime", lambda name: name or "")] = None
     version: Annotated[str | None, Column("version", lambda version: version or "")] = None
     arithmetic: Annotated[str | None, Column("arithmetic", lambda arithmetic: arithmetic or "")] = None
-    """Arithmetic of the expected results: f32-rne, q31-double or qdq."""
+    """Arithmetic of the expected results: f32-rne, q31-double, int16x8 or qdq."""
     count: Annotated[int | None, Column("of", formats.count)] = None
     """Number of files, observations or episodes."""
     result: Annotated[str, Column("result")] = "intact"
@@ -53,7 +53,7 @@ def held(check: str, policy: QuantizedPolicy, target: str, vectors: Golden, runt
         check: Name of the check.
         policy: The policy, which determines the tolerance.
         target: Target of the file, a key of TARGETS.
-        vectors: Vectors of the policy in the arithmetic f32-rne.
+        vectors: Vectors of the policy in the arithmetic of `targets.reference_of`.
         runtime: Runtime of the file.
 
     Returns:
@@ -63,7 +63,7 @@ def held(check: str, policy: QuantizedPolicy, target: str, vectors: Golden, runt
     if not is_exact(policy, runtime.arithmetic):  # at the edges, floats may round to either side
         observations, expected = (each[: len(each) - vectors.edges] for each in (observations, expected))
     predicted, detail = expected, ""
-    if runtime.arithmetic not in ("f32-rne", "qdq"):
+    if runtime.arithmetic == "q31-double":
         expected = golden.computed(policy, observations, runtime.arithmetic).given
     got = runtime.run(observations)
     difference, result = compare(policy, expected, got, runtime.arithmetic)
@@ -143,7 +143,9 @@ def _layer(policy: QuantizedPolicy, target: str, runtime: Runtime, observation: 
             )
             for name, content in targets.write(cut, target, "", vectors).items():
                 (folder / name).write_bytes(content)
-            got = runtimes.load(runtime.name, folder / targets.FILES[target]).run(observation)
+            got = runtimes.coded(runtimes.load(runtime.name, folder / targets.FILES[target]), cut, target).run(
+                observation
+            )
             if compare(cut, vectors.given, got, runtime.arithmetic)[0] is not None:
                 return f"; first in layer {op.name!r}"
     return f"; no layer differs in a new export of {POLICY}, so this file is another one"

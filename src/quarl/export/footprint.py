@@ -5,17 +5,18 @@ They are counted if the tools are installed; otherwise instructions are estimate
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from quarl.engines import litert
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.export import runtimes
 from quarl.export.c.lowering import Lowering
 from quarl.export.c.program import Program
 from quarl.export.c.weight_words import KERNELS, by_fours
+from quarl.export.targets import WRITERS
 from quarl.files import temporary_folder, write_bytes
 from quarl.policy.graph import QuantizedPolicy, macs
 
@@ -61,15 +62,15 @@ def footprint(policy: QuantizedPolicy, target: str, file: Path | None = None) ->
         QuarlError: TFLite Micro, which alone can measure its memory, is not installed or does not run the policy.
     """
     work = sum(macs(policy).values())
-    if target not in ("c", "tflite"):
+    if target != "c" and not target.startswith("tflite"):
         raise UnsupportedError(f"footprints are computed for boards, not for {target}; use c or tflite")
     if file is None:
         with temporary_folder() as folder:
             file = folder / f"policy.{target}"
-            content = litert.write(policy, acts=True) if target == "tflite" else Lowering(policy).program("").source()
-            write_bytes(content if isinstance(content, bytes) else content.encode(), file)
+            content = None if target == "c" else importlib.import_module(WRITERS[target]).write(policy, acts=True)
+            write_bytes(content or Lowering(policy).program("").source().encode(), file)
             return footprint(policy, target, file)
-    if target == "tflite":
+    if target != "c":
         how = "the file, without the interpreter; arena as measured with 64-bit pointers"
         return Footprint(
             flash=file.stat().st_size, ram=runtimes.arena(file, policy.spec), macs=work, instructions=None, how=how

@@ -104,7 +104,7 @@ def computed(policy: QuantizedPolicy, observations: Array, arithmetic: str = "f3
     x = observations.astype(policy.observation_dtype)
     check_values(policy, x)
     engine = reference.load(policy, BATCH, arithmetic)
-    pieces = [_wanted(policy, engine.trace(x[start : start + BATCH])) for start in range(0, len(x), BATCH)]
+    pieces = [_wanted(engine, engine.trace(x[start : start + BATCH])) for start in range(0, len(x), BATCH)]
     values = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
     outputs = values.pop(OUTPUTS)
     return Golden(observations=x, outputs=outputs, given=given(policy, outputs), codes=values)
@@ -150,13 +150,13 @@ def first_difference(expected: Array, got: Array, tolerance: float = 0.0) -> Dif
     return Difference(first, number, *pair, int(rows.sum()), float(np.nan_to_num(away, nan=np.inf).max()))
 
 
-def _wanted(policy: QuantizedPolicy, values: Mapping[str, Array]) -> dict[str, Array]:
+def _wanted(engine: reference.Reference, values: Mapping[str, Array]) -> dict[str, Array]:
     """Return the codes of a batch's values that have grids, and its outputs."""
     codes = {
         name: quantize(values[name], grid.qparams).astype(np.int8 if grid.bits <= 8 else np.int16)
-        for name, grid in policy.grids.items()
+        for name, grid in engine.grids.items()
     }
-    return {**codes, OUTPUTS: values[policy.output]}
+    return {**codes, OUTPUTS: values[engine.policy.output]}
 
 
 def _edges(policy: QuantizedPolicy, observations: Array) -> Array:

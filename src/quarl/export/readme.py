@@ -72,17 +72,22 @@ def readme(contract: Mapping[str, Any], file: str) -> str:
     held = ", ".join(
         f"{each['runtime']} {each['version']} ({each['detail'] or each['result']})" for each in contract["verified"]
     )
-    gives = f"`{file}` gives {action['num_outputs']} float32 numbers: {action['meaning']}"
+    gives = (
+        f"`{file}` gives {action['num_outputs']} {'float32 ' * (contract['io'] == 'float')}numbers: {action['meaning']}"
+    )
     if kind == "c":
         gives = f"`{name}_act` gives the action, `{name}_raw` the network's outputs; numbers are the bits of float32"
+    takes = f"one raw observation, {observation['dtype']} [{shape}]", "Do not\nnormalize, scale or clip it first"
+    if contract["io"] != "float":
+        takes = "int16 codes of one observation", "`io` of\n`contract.json` says how to compute them, [1, 1, n]"
     x, act = ("uint8_t", "act") if observation["dtype"] == "uint8" else ("float", "act_float")
     call = CALLS[kind].replace("{x}", x).replace("{act}", act).replace("NAME", name).replace("MACRO", name.upper())
     package = contract["package"]
     loop = LOOP.format(PACKAGES[package]).replace("NAME", name) if package else ""
     return f"""# {source["algo"] or "A policy"} on {where}, {contract["precision"]} {contract["mode"]}
 
-`{file}` takes one raw observation, {observation["dtype"]} [{shape}], {observation["layout"]}{made}. Do not
-normalize, scale or clip it first. Its numbers are named in `contract.json`. NaN: {observation["nan"]}.
+`{file}` takes {takes[0]}, {observation["layout"]}{made}. {takes[1]}.
+Its numbers are named in `contract.json`. NaN: {observation["nan"]}.
 
 {"; ".join(filter(None, (gives, outside(contract["environment"]["wrappers"]))))}.
 

@@ -8,7 +8,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version as installed
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,7 +18,10 @@ import numpy as np
 
 from quarl import machine
 from quarl.arrays import Array
+from quarl.engines.reference import Int16x8
 from quarl.errors import MissingPackageError, QuarlError, UnsupportedError, did_you_mean, extras, first_line
+from quarl.export.golden import given
+from quarl.export.targets import reference_of
 from quarl.policy.graph import ActionHead, QuantizedPolicy
 from quarl.processes.child import Child
 from quarl.processes.inside import Result
@@ -60,7 +63,7 @@ class RowByRow:
     name: str
     """Name of the runtime, one of RUNTIMES."""
     arithmetic: str
-    """Arithmetic of the expected results: "f32-rne", "q31-double" or "qdq"."""
+    """Arithmetic of the expected results: "f32-rne", "q31-double", "int16x8" or "qdq"."""
     version: str
     row: Row
 
@@ -171,6 +174,29 @@ def load(
     loader: Callable[..., Runtime] = getattr(importlib.import_module(module), function)
     with _refusals(f"{name} does not run {file.name}", kind.runs):
         return loader(name, file, head, edited) if ".c" in kind.suffixes else loader(name, file)
+
+
+def coded(runtime: Runtime, policy: QuantizedPolicy | None, target: str) -> Runtime:
+    """Return the runtime of a file of the target; one of integers gets codes, and its codes become actions.
+
+    Args:
+        runtime: Runtime that has loaded the file.
+        policy: The policy in the file; None leaves the runtime as it is.
+        target: Target of the file.
+
+    Raises:
+        UnsupportedError: The runtime computes such integers in float.
+    """
+    if reference_of(target) != "int16x8" or policy is None:
+        return runtime
+    if not isinstance(runtime, RowByRow) or runtime.name == "openvino":
+        raise UnsupportedError(f"{runtime.name} does not compute in int16: run the file in litert or tflm")
+    arithmetic, row = Int16x8(policy, 1), runtime.row
+    return replace(
+        runtime,
+        arithmetic="int16x8",
+        row=lambda x: given(policy, arithmetic.decoded(np.asarray(row(arithmetic.encoded(x))))),
+    )
 
 
 def kind_of(name: str, file: Path, spec: QuantSpec | None = None) -> Kind:

@@ -9,11 +9,17 @@ from quarl.errors import QuarlError, extras
 from quarl.export.golden import Golden
 from quarl.policy.graph import QuantizedPolicy
 
-TARGETS = ("tflite", "onnx", "onnx-qdq", "c")
+TARGETS = ("tflite", "tflite-int16x8", "onnx", "onnx-qdq", "c")
 """All targets of an export."""
-STATIC = ("onnx-qdq", "c")
+STATIC = ("tflite-int16x8", "onnx-qdq", "c")
 """Targets whose activations are on grids that are calibrated beforehand."""
-FILES = {"tflite": "policy.tflite", "onnx": "policy.onnx", "onnx-qdq": "policy.onnx", "c": "policy.c"}
+FILES = {
+    "tflite": "policy.tflite",
+    "tflite-int16x8": "policy.tflite",
+    "onnx": "policy.onnx",
+    "onnx-qdq": "policy.onnx",
+    "c": "policy.c",
+}
 """File that runtimes run, by target; `file_of` knows its name in C."""
 RESERVED = re.compile(
     "alignas|alignof|and|and_eq|asm|atomic|auto|bitand|bitor|bool|break|case|catch|char|class|compl|concept|"
@@ -26,7 +32,12 @@ RESERVED = re.compile(
 """Words of C and C++ that are no names."""
 PACKAGES = ("cmake", "platformio", "esp-idf")
 """Projects around C, with a control loop."""
-WRITERS = {"tflite": "quarl.engines.litert", "onnx": "quarl.engines.onnx", "onnx-qdq": "quarl.export.qdq"}
+WRITERS = {
+    "tflite": "quarl.engines.litert",
+    "tflite-int16x8": "quarl.engines.litert.sixteen",
+    "onnx": "quarl.engines.onnx",
+    "onnx-qdq": "quarl.export.qdq",
+}
 METADATA = "quarl.contract"
 """Key of the contract inside a file that names its texts."""
 
@@ -49,6 +60,11 @@ def file_of(target: str, name: str = "policy", package: str | None = None) -> st
     if package is not None and (target != "c" or package not in PACKAGES):
         raise QuarlError(f"--package is {str(package)[:40]!r}; it requires --to c, and is one of {', '.join(PACKAGES)}")
     return f"{name}.c" if target == "c" else FILES[target]
+
+
+def reference_of(target: str) -> str:
+    """Return the arithmetic of the golden vectors, in which the reference computes them."""
+    return "int16x8" if target == "tflite-int16x8" else "f32-rne"
 
 
 def write(

@@ -76,7 +76,8 @@ def verified(policy: QuantizedPolicy, target: str, vectors: Golden, file: Path) 
     for name in runtimes.for_file(file):
         with contextlib.suppress(QuarlError):  # it is not installed, or refuses the file, as `verify` reports
             if name not in EMULATED:
-                row = held("golden vectors", policy, target, vectors, runtimes.load(name, file, head=policy.head))
+                runtime = runtimes.coded(runtimes.load(name, file, head=policy.head), policy, target)
+                row = held("golden vectors", policy, target, vectors, runtime)
                 said.append({k: v for k, v in asdict(row).items() if k in VERIFIED} | {"vectors": row.count})
     return said
 
@@ -120,7 +121,7 @@ def verify(
             not be compared with a new export.
     """
     folder = path if path.is_dir() else None
-    policy, compared = None, dict[str, Golden]()
+    policy, compared, target = None, dict[str, Golden](), ""
     ran = regenerated = False
     if folder is None:
         if edited or recorded is not None:
@@ -133,22 +134,19 @@ def verify(
         yield VerifyRow(check="sha256", count=_check_sums(folder, edited))
         full = read_document(folder / CONTRACT)
         policy, compared["golden vectors"] = _sources(folder, full, edited)
-        path = folder / targets.file_of(full["target"], full["name"], full["package"])
+        path, target = folder / targets.file_of(full["target"], full["name"], full["package"]), full["target"]
         exported = contract.policy_of(full, str(folder / CONTRACT))
         yield VerifyRow(check="contract", count=1)
         count = len(compared["golden vectors"].given)
         yield VerifyRow(check="golden vectors", runtime="reference", count=count, result="equal")
-        if edited:
-            yield f"left out: whether {path.name} is what quarl export writes (--edited runs it as it is)"
-        else:
-            regenerated = yield from _regenerated(path, full, policy, compared["golden vectors"])
+        regenerated = yield from _regenerated(path, full, policy, compared["golden vectors"], edited)
     home = in_environment(exported, env_id)[1]
     if policy is not None and recorded is not None:
-        compared["recorded observations"] = golden.computed(policy, recorded(policy))
+        compared["recorded observations"] = golden.computed(policy, recorded(policy), targets.reference_of(target))
     elif home is None:
         yield "left out, because they need an environment: rollout and return; name one with --env"
     elif policy is not None:
-        compared["rollout"] = golden.computed(policy, _rollout(policy, home_of(policy, env_id), seed + 1))
+        compared["rollout"] = _rollout(policy, home_of(policy, env_id), seed + 1, target)
     plays = home if folder is not None and episodes else None
     baseline = None if plays is None else (yield from _baseline(path.parent, full, agent, episodes, seed, plays))
     # Compare and play the file in each runtime; only code that equals a new export is run in this process.
@@ -159,6 +157,7 @@ def verify(
         try:
             loader: Any = runtimes.load if regenerated or path.suffix.lower() == ".c" else runtimes.apart
             runtime = loader(name, path, exported.spec, exported.head, policy if edited else None)
+            runtime = runtimes.coded(runtime, policy, target)
         except QuarlError as error:
             if names or not (regenerated or isinstance(error, (MissingPackageError, UnsupportedError))):
                 raise
@@ -166,7 +165,7 @@ def verify(
             continue
         if policy is not None:
             for check, each in compared.items():
-                yield held(check, policy, full["target"], each, runtime)
+                yield held(check, policy, target, each, runtime)
         if home is not None and episodes:
             played = _return(exported, Loaded(runtime, path), episodes, seed, home)
             yield _judged(runtime, played, baseline, margin_pct, seed)
@@ -189,15 +188,19 @@ def _baseline(
         return None
 
 
-def _rollout(policy: QuantizedPolicy, home: Environment, seed: int) -> Array:
-    """Return fresh observations of the policy's own episodes."""
-    return record(policy, "fidelity", seed=seed, environment=home, num=golden.NUM_RECORDED, min_episodes=3)
+def _rollout(policy: QuantizedPolicy, home: Environment, seed: int, target: str) -> Golden:
+    """Return the vectors of fresh observations of the policy's own episodes."""
+    x = record(policy, "fidelity", seed=seed, environment=home, num=golden.NUM_RECORDED, min_episodes=3)
+    return golden.computed(policy, x, targets.reference_of(target))
 
 
 def _regenerated(
-    path: Path, full: dict[str, Any], policy: QuantizedPolicy, vectors: Golden
+    path: Path, full: dict[str, Any], policy: QuantizedPolicy, vectors: Golden, edited: bool
 ) -> Generator[VerifyRow | str, None, bool]:
-    """Yield the row of files that equal what `quarl export` writes; return whether they could be written again."""
+    """Yield the row of files that equal what `quarl export` writes; return whether they were compared."""
+    if edited:
+        yield f"left out: whether {path.name} is what quarl export writes (--edited runs it as it is)"
+        return False
     try:
         yield VerifyRow(check="sources", count=_check_files(path.parent, full, policy, vectors), result="equal")
     except MissingPackageError as error:
@@ -324,7 +327,7 @@ def _sources(folder: Path, full: dict[str, Any], edited: bool) -> tuple[Quantize
             f"{POLICY} reads {policy.observation_dtype} {list(policy.observation_shape)}; export the policy again"
         )
     # Recompute the vectors: the reference must reproduce each array.
-    again = golden.computed(policy, vectors.observations)
+    again = golden.computed(policy, vectors.observations, targets.reference_of(str(full.get("target"))))
     for name, codes in {**again.codes, "outputs": again.outputs, "given": again.given}.items():
         kept = vectors.codes.get(name) if name in again.codes else getattr(vectors, name)
         if kept is None or (kept.shape, kept.dtype) != (codes.shape, codes.dtype):

@@ -181,6 +181,22 @@ def requantize_twice(accumulator: Array, multiplier: Array, zero_point: int, qmi
     return codes.clip(qmin, qmax).astype(np.float32)
 
 
+def requantize_narrow(accumulator: Array, multiplier: Array) -> Array:
+    """Requantize to int16 in integers, like TensorFlow Lite's kernels with 64-bit sums.
+
+    The multiplier becomes a 15-bit fraction and a power of two. The product is rounded once, with ties upward.
+
+    Args:
+        accumulator: Integer sums of products, below 2**47.
+        multiplier: float64 value of input_scale * weight_scale / output_scale, below 2**7.
+    """
+    fraction, exponent = np.frexp(multiplier)
+    fixed = np.where(exponent < -31, 0, np.floor(fraction * 2.0**31 + 0.5)).astype(np.int64)
+    shift = 15 - np.maximum(exponent, -31).astype(np.int64)
+    product = accumulator.astype(np.int64) * np.minimum((fixed + 2**15) >> 16, 2**15 - 1)
+    return np.asarray(((product + (1 << (shift - 1))) >> shift).clip(-(2**15), 2**15 - 1))
+
+
 def quarl_2020(weights: Array, bits: int) -> tuple[Array, np.float32]:
     """Return (codes, step) of the formula in the original `new_ptq.py`.
 

@@ -28,7 +28,9 @@ ALIGNMENT = 16
 TYPES = {
     np.dtype(np.float32): TensorType.FLOAT32,
     np.dtype(np.float16): TensorType.FLOAT16,
+    np.dtype(np.int64): TensorType.INT64,
     np.dtype(np.int32): TensorType.INT32,
+    np.dtype(np.int16): TensorType.INT16,
     np.dtype(np.int8): TensorType.INT8,
     np.dtype(np.uint8): TensorType.UINT8,
 }
@@ -80,8 +82,8 @@ class _Operator(NamedTuple):
 class Model:
     """Tensors and operators; an operator is named by the index of its output tensor.
 
-    Quantized values have scale 1: their codes are counted from the zero point, and readers of real numbers multiply. So
-    no runtime can round a product of scales differently from quarl.quant.affine.
+    Quantized values have scale 1, unless they are int16: their codes are counted from the zero point, and readers of
+    real numbers multiply. So no runtime can round a product of scales differently from quarl.quant.affine.
     """
 
     def __init__(self) -> None:
@@ -105,6 +107,12 @@ class Model:
         if zero_point is None:
             return self._add(_Tensor(tuple(shape), kind))
         return self._add(_Tensor(tuple(shape), kind, num_scales=1, zero_point=zero_point))
+
+    def scaled(self, shape: Sequence[int], scale: float) -> int:
+        """Add a computed tensor of int16 codes with a scale of its own, for kernels that read it."""
+        tensor = self.value(shape, np.int16, 0)
+        self._scales[tensor] = np.array([scale], np.float32)
+        return tensor
 
     def constant(self, array: Array, scale: Array | None = None, *, role: str = "") -> int:
         """Add a tensor with a fixed value; `scale` [channels] quantizes it symmetrically along axis 0.
