@@ -14,11 +14,13 @@ import require
 from quarl.calibration import quantize
 from quarl.engines import int16x8, reference
 from quarl.engines.litert import sixteen
-from quarl.engines.litert.flatbuffer import Model, Operator
+from quarl.engines.litert.flatbuffer import Model
+from quarl.engines.lookup_tables import steady_scale
 from quarl.errors import UnsupportedError
 from quarl.export import export, golden, runtimes
 from quarl.export.verification import verify
 from quarl.policy.graph import ActivationGrid
+from quarl.policy.operators import Activation
 from quarl.quant.affine import requantize_narrow
 from quarl.quant.spec import QuantSpec
 
@@ -40,7 +42,8 @@ def outputs(tmp_path, name, content, rows):
 
 @pytest.mark.parametrize("name", RUNTIMES)
 @pytest.mark.parametrize(
-    ("kind", "precision"), [("relu", "int8"), ("tanh", "w8a16"), ("sigmoid", "int4"), ("silu", "w8a16")]
+    ("kind", "precision"),
+    [("relu", "int8"), ("tanh", "w8a16"), ("sigmoid", "int4"), ("silu", "w8a16"), ("elu", "w8a16")],
 )
 def test_int16x8_outputs_are_those_of_the_reference(tmp_path, kind, precision, name):
     policy, x = static(networks.normalized([9, 33, 17, 4], kind), precision)
@@ -52,16 +55,20 @@ def test_int16x8_outputs_are_those_of_the_reference(tmp_path, kind, precision, n
 
 @pytest.mark.parametrize("name", RUNTIMES)
 @pytest.mark.parametrize("scale", [1.5, 1.5 * 2**-12, 1.5 * 2**-17])
-@pytest.mark.parametrize("kind", ["tanh", "sigmoid", "silu"])
+@pytest.mark.parametrize("kind", ["tanh", "sigmoid", "silu", "elu"])
 def test_int16x8_functions_equal_kernels_for_every_code(tmp_path, kind, scale, name):
     model = Model()
+    grid = ActivationGrid(scale=scale, zero_point=0, bits=16)
     x = model.scaled((1, len(ALL)), scale)
-    y = model.add(Operator.TANH if kind == "tanh" else Operator.LOGISTIC, [x], model.scaled((1, len(ALL)), 2**-15))
-    if kind == "silu":
-        y = model.add(Operator.MUL, [x, y], model.scaled((1, len(ALL)), scale))
+    y = sixteen.bent(model, kind, x, scale)
     (codes,) = outputs(tmp_path, name, model.to_bytes(x, y, ("observation", "output")), ALL[None])
-    expected = int16x8.activation(kind, ALL.astype(np.int64), ActivationGrid(scale=scale, zero_point=0, bits=16))
+    expected = int16x8.activation(kind, ALL.astype(np.int64), grid)
     np.testing.assert_array_equal(codes[0], expected)
+
+
+def test_no_entry_of_the_elu_table_is_near_the_middle_of_two_codes():
+    elu = Activation(name="elu", inputs=("x",), kind="elu")
+    assert steady_scale(elu, *int16x8.NARROW) == int16x8.NARROW[0].scale
 
 
 def test_narrow_requantization_rounds_one_product_with_ties_upward():
@@ -79,7 +86,7 @@ def test_narrow_requantization_rounds_one_product_with_ties_upward():
 def test_int16x8_actions_are_within_half_a_percent_of_fp32():
     for policy in (
         networks.EVERY["squashed"](),
-        *(networks.normalized([9, 64, 4], k) for k in ("relu", "tanh", "silu")),
+        *(networks.normalized([9, 64, 4], k) for k in ("relu", "tanh", "silu", "elu")),
     ):
         exact = quantize(policy, QuantSpec.parse("fp32"))
         small, x = static(policy)
@@ -92,7 +99,7 @@ def test_int16x8_actions_are_within_half_a_percent_of_fp32():
 @pytest.mark.parametrize(
     ("policy", "said"),
     [
-        (networks.dense([5, 16, 3], "elu"), r"no integer kernel for '.*' \(elu\)"),
+        (networks.dense([5, 16, 3], "leaky_relu"), r"no integer kernel for '.*' \(leaky_relu\)"),
         (networks.dueling(), r"no integer kernel for '.*' \(LayerNorm\)"),
         (networks.convolutional(), r"no integer kernel for '.*' \(Conv2d\)"),
     ],
@@ -104,7 +111,7 @@ def test_int16x8_refuses_operators_without_integer_kernels(policy, said):
 
 @pytest.mark.slow
 def test_an_int16x8_folder_is_verified_in_both_runtimes(tmp_path):
-    policy, x = static(networks.normalized([5, 16, 3], "silu"))
+    policy, x = static(networks.normalized([5, 16, 3], "elu"))
     said = export(policy, "tflite-int16x8", tmp_path / "out", observations=x)
     assert {each["runtime"]: (each["arithmetic"], each["result"]) for each in said["verified"]} == dict.fromkeys(
         RUNTIMES, ("int16x8", "equal")
@@ -112,6 +119,8 @@ def test_an_int16x8_folder_is_verified_in_both_runtimes(tmp_path):
     io = json.loads((tmp_path / "out" / "contract.json").read_text())["io"]
     assert io["output"]["scale"] == int16x8.grids(policy)[policy.output].scale
     assert [each["kind"] for each in io["input"]["before"]] == ["Normalize"]
+    (name,) = io["int8_tables"]
+    assert f"Negative numbers of {name} (ELU)" in (tmp_path / "out" / "README.md").read_text()
     rows = [
         row for row in verify(tmp_path / "out", RUNTIMES, episodes=0, recorded=lambda _: x) if not isinstance(row, str)
     ]

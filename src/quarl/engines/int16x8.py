@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from quarl.arrays import Array
+from quarl.engines.lookup_tables import table
 from quarl.engines.sums import requantization, symmetric, unit
 from quarl.errors import UnsupportedError
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy, behind_linear, readers
@@ -27,8 +28,13 @@ UNIT = ActivationGrid(scale=2.0**-15, zero_point=0, bits=16)
 SATURATED = 12.0
 """Number at which tanh and sigmoid have reached the end of UNIT."""
 SQUASHING = {"tanh", "sigmoid"}
-KERNELS = {"Dense", "relu", "silu", *SQUASHING}
+KERNELS = {"Dense", "relu", "silu", "elu", *SQUASHING}
 """Operators with integer kernels, of which the file consists."""
+NARROW = (
+    ActivationGrid(scale=1.5 * 2.0**-6, zero_point=127, bits=8),
+    ActivationGrid(scale=2.0**-8, zero_point=127, bits=8),
+)
+"""Grids of elu's table, from and to int8 codes, for inputs from -6 to 0; no entry is near the middle of two codes."""
 RAISED = 0x800000000000000000000000000000800011009020440005C0467BAEFA7BD110
 """Bits of the entries of SIGMOID that the kernels' table has one above the nearest integer."""
 SIGMOID: Array = np.rint(2.0**16 / (1 + np.exp(np.arange(256) / -24))).astype(np.int64) + [
@@ -84,10 +90,12 @@ def _grid_of_layer(policy: QuantizedPolicy, op: Dense, source: ActivationGrid, f
         extent = min(extent, float(np.abs([head.low, head.high]).max()))
     elif functions <= SQUASHING and (functions or (op.name == policy.output and head.kind == "tanh")):
         extent = min(extent, SATURATED)
+    elif "elu" in functions:
+        extent = max(extent, 1.0)
     grid = _grid(extent)
     steps, multiplier = layer(op, source, grid)
     fits = multiplier.max() < 2.0**7 and (sums + np.abs(steps)).max() < 2.0**47 and reached / grid.scale < 2.0**31
-    if not fits or (functions & {"silu", *SQUASHING} and grid.scale > 1.5):
+    if not fits or (functions & {"silu", "elu", *SQUASHING} and grid.scale > 1.5):
         raise UnsupportedError(f"layer {op.name!r} leaves the bounds of int16x8 kernels: use --to tflite, or c")
     return grid
 
@@ -111,7 +119,7 @@ def layer(op: Linear, source: ActivationGrid, target: ActivationGrid) -> tuple[A
 
 
 def activation(kind: str, codes: Array, source: ActivationGrid) -> Array:
-    """Return the codes of relu, tanh, sigmoid or silu, on the grid that `grids` gives them.
+    """Return the codes of relu, tanh, sigmoid, silu or elu, on the grid that `grids` gives them.
 
     Args:
         kind: The function.
@@ -122,7 +130,13 @@ def activation(kind: str, codes: Array, source: ActivationGrid) -> Array:
         return np.maximum(codes, 0)
     if kind == "silu":
         products = codes * activation("sigmoid", codes, source)
-        return requantize_twice(products, UNIT.scale * np.ones(1), 0, LOW, HIGH).astype(np.int64)
+        return requantize_twice(products, np.array(UNIT.scale), 0, LOW, HIGH).astype(np.int64)
+    if kind == "elu":
+        low, bent = NARROW
+        entries = requantize_twice(codes, np.array(source.scale / low.scale), low.zero_point, -128, 127)
+        values = table(Activation(name="", inputs=("",), kind="elu"), low, bent)[entries.astype(np.int64) + 128]
+        wide = requantize_twice(values - np.int64(bent.zero_point), np.array(bent.scale / source.scale), 0, LOW, HIGH)
+        return np.maximum(codes, wide.astype(np.int64))
     # Count the input in 24ths of the table's entries, with 8 or 9 bits behind the point.
     shift = round(-math.log2(source.scale / 1.5))
     steps = (codes * 18432 + (1 << shift >> 1)) >> shift
@@ -150,4 +164,5 @@ def io(policy: QuantizedPolicy) -> Mapping[str, Any]:
             "before": before,
         },
         "output": {"value": policy.output, "scale": found[policy.output].scale},
+        "int8_tables": [op.name for op in policy.ops if isinstance(op, Activation) and op.kind == "elu"],
     }

@@ -80,6 +80,8 @@ def readme(contract: Mapping[str, Any], file: str) -> str:
     takes = f"one raw observation, {observation['dtype']} [{shape}]", "Do not\nnormalize, scale or clip it first"
     if contract["io"] != "float":
         takes = "int16 codes of one observation", "`io` of\n`contract.json` says how to compute them, [1, 1, n]"
+        if tables := contract["io"]["int8_tables"]:
+            gives += f". Negative numbers of {', '.join(tables)} (ELU) go through a table of int8 codes"
     x, act = ("uint8_t", "act") if observation["dtype"] == "uint8" else ("float", "act_float")
     call = CALLS[kind].replace("{x}", x).replace("{act}", act).replace("NAME", name).replace("MACRO", name.upper())
     package = contract["package"]

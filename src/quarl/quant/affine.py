@@ -170,7 +170,7 @@ def requantize_twice(accumulator: Array, multiplier: Array, zero_point: int, qmi
         qmax: Largest code.
     """
     fraction, exponent = np.frexp(multiplier.astype(np.float64))
-    fixed = np.where(exponent < -31, 0, fraction * 2.0**31).astype(np.int64)  # 24 bits of it: exact
+    fixed = np.where(exponent < -31, 0, np.floor(fraction * 2.0**31 + 0.5)).astype(np.int64)
     product = (accumulator.astype(np.int64) << np.maximum(exponent, 0)) * fixed
     nudged = product + np.where(product >= 0, 1 << 30, 1 - (1 << 30))
     high = np.sign(nudged) * (np.abs(nudged) >> 31)

@@ -82,7 +82,7 @@ class _Operator(NamedTuple):
 class Model:
     """Tensors and operators; an operator is named by the index of its output tensor.
 
-    Quantized values have scale 1, unless they are int16: their codes are counted from the zero point, and readers of
+    Quantized values have scale 1, unless they are `scaled`: their codes are counted from the zero point, and readers of
     real numbers multiply. So no runtime can round a product of scales differently from quarl.quant.affine.
     """
 
@@ -108,9 +108,16 @@ class Model:
             return self._add(_Tensor(tuple(shape), kind))
         return self._add(_Tensor(tuple(shape), kind, num_scales=1, zero_point=zero_point))
 
-    def scaled(self, shape: Sequence[int], scale: float) -> int:
-        """Add a computed tensor of int16 codes with a scale of its own, for kernels that read it."""
-        tensor = self.value(shape, np.int16, 0)
+    def scaled(self, shape: Sequence[int], scale: float, dtype: Any = np.int16, zero_point: int = 0) -> int:
+        """Add a computed tensor of codes with a scale of its own, for kernels that read it.
+
+        Args:
+            shape: Shape of the tensor.
+            scale: Real value of a code.
+            dtype: numpy type of the codes.
+            zero_point: Zero point of the codes.
+        """
+        tensor = self.value(shape, dtype, zero_point)
         self._scales[tensor] = np.array([scale], np.float32)
         return tensor
 

@@ -36,17 +36,37 @@ def write(policy: QuantizedPolicy, *, acts: bool = True, metadata: Mapping[str, 
     for op in (each for each in policy.ops if each.name in grids and each.name != first):
         model.scope = op.name
         x, source, target = tensors[op.inputs[0]], grids[op.inputs[0]], grids[op.name]
-        output = tensors[op.name] = model.scaled((1, 1, 1, *shapes(policy)[op.name]), target.scale)
         if isinstance(op, Dense):
             weight, bias = symmetric(op, int16x8.TARGET), int16x8.layer(op, source, target)[0].astype(np.int64)
             constants = (
                 model.constant(weight.codes[:, None, None], weight.scale, role="weight"),
                 model.constant(bias, weight.scale * np.float32(source.scale), role="bias"),
             )
-            model.add(Operator.CONV_2D, [x, *constants], output, **ONE_PIXEL)
-        elif isinstance(op, Activation) and op.kind == "silu":
-            gate = model.add(Operator.LOGISTIC, [x], model.scaled(model.shape(x), int16x8.UNIT.scale))
-            model.add(Operator.MUL, [x, gate], output)
+            output = model.scaled((1, 1, 1, *shapes(policy)[op.name]), target.scale)
+            tensors[op.name] = model.add(Operator.CONV_2D, [x, *constants], output, **ONE_PIXEL)
         elif isinstance(op, Activation):
-            model.add(KERNELS[op.kind], [x], output)
+            tensors[op.name] = bent(model, op.kind, x, source.scale)
     return model.to_bytes(tensors[first], tensors[policy.output], (OBSERVATION, "output"), metadata)
+
+
+def bent(model: Model, kind: str, x: int, scale: float) -> int:
+    """Append the operators of an activation function, and return the tensor of its value.
+
+    Args:
+        model: File under construction.
+        kind: The function.
+        x: Tensor that it reads.
+        scale: Scale of the tensor, and of the value unless the kernel prescribes it.
+    """
+    shape = model.shape(x)
+    if kind == "silu":
+        return model.add(Operator.MUL, [x, bent(model, "sigmoid", x, scale)], model.scaled(shape, scale))
+    if kind == "elu":
+        # Negative numbers go through a table of int8 codes. For others it has 0, and they are the larger ones.
+        narrow, low = (model.scaled(shape, grid.scale, np.int8, grid.zero_point) for grid in int16x8.NARROW)
+        model.add(Operator.ELU, [model.add(Operator.QUANTIZE, [x], narrow)], low)
+        wide = model.add(Operator.QUANTIZE, [low], model.scaled(shape, scale))
+        return model.add(Operator.MAXIMUM, [x, wide], model.scaled(shape, scale))
+    return model.add(
+        KERNELS[kind], [x], model.scaled(shape, int16x8.UNIT.scale if kind in int16x8.SQUASHING else scale)
+    )
