@@ -213,6 +213,7 @@ def record(
     engine: str | Engine = "litert",
     num: int | None = None,
     min_episodes: int = 10,
+    leave: Callable[[Any], Any] | None = None,
 ) -> Array:
     """Return observations [num, *shape] from the policy's own episodes, in its dtype.
 
@@ -228,6 +229,7 @@ def record(
         engine: A loaded engine, or the name of one, which then runs the policy in float32.
         num: Number of observations; None means the usual sample size for such a policy.
         min_episodes: Minimum number of episodes to sample from.
+        leave: Wrapper around the environment, in which other states are met; None means the usual ones.
 
     Raises:
         QuarlError: `seed` or `num` is out of range, or the environment does not fit the policy.
@@ -240,7 +242,8 @@ def record(
     environment = environment or home_of(policy)
     if isinstance(engine, str):
         engine = engines.load(quantize(policy, EXACT), engine, batch=environment.at_once(RECORD_BATCH))
-    run = engine.run
+    run, playing = engine.run, environment.playing(policy)
+    make = playing.pop("make")
     setting = Play(
         policy=policy,
         batch=engine.batch,
@@ -248,7 +251,8 @@ def record(
         seed=seed,
         stochastic=policy.provenance.stochastic,
         record=IMAGE_INTERVAL if policy.observation_dtype == "uint8" else 1,
-        **environment.playing(policy),
+        make=make if leave is None else lambda: leave(make()),
+        **playing,
     )
     episodes = play(setting, lambda observations: sound(policy, observations, run(observations)), itertools.count())
     # Episodes finish out of order; `ordered` has the observations of those whose predecessors have finished.

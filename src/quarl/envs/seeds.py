@@ -6,11 +6,11 @@ from typing import Literal, get_args
 
 import numpy as np
 
-Stream = Literal["evaluation", "calibration", "fidelity", "latency", "development", "probe", "training", "validation"]
+Stream = Literal["evaluation", "calibration", "fidelity", "envelope", "development", "probe", "training", "validation"]
 """Purpose of the episodes.
 
 A scheme is chosen on "development", calibrated on "calibration" and judged on "evaluation". "probe" tests environments,
-actors learn from "training", and "validation" chooses snapshots.
+actors learn from "training", "validation" chooses snapshots, and "envelope" leaves the path of the policy.
 """
 STREAMS: tuple[Stream, ...] = get_args(Stream)
 STREAM_BITS = 3
