@@ -25,16 +25,12 @@ Kind = Literal["perturbed", "starts", "box"]
 """Kind of state off the path.
 
 perturbed: episodes of the policy in which each action is a random one with probability RANDOM.
-starts: at most STEPS steps of the policy after a random start (see `move`).
+starts: episodes of STEPS steps at most, which begin at a random start (see `move`), or with 10 to 30 random actions.
 box: independent uniform samples between the bounds of the environment's observations.
 """
 KINDS: tuple[Kind, ...] = get_args(Kind)
 RANDOM = 0.3
 STEPS = 50
-LEAD = (10, 51)
-"""Random actions before the policy takes over, if the state cannot be set: at least, and fewer than."""
-TRIES = 20
-"""Random starts after which an episode begins at the usual one, because all of them ended during the lead."""
 MOST_INPUTS = 8
 """Largest number of inputs for independent samples, which miss the possible states of more."""
 
@@ -48,6 +44,7 @@ def off_path(
     seed: int = 0,
     stream: Stream = "envelope",
     engine: str | Engine = "litert",
+    min_episodes: int = 10,
 ) -> Array:
     """Return raw observations [count, *shape] off the path of a policy, in its dtype.
 
@@ -61,18 +58,17 @@ def off_path(
         seed: Seed of the episodes, of their random actions and starts, and of the box.
         stream: Purpose of the episodes, which keeps their seeds apart from those of other purposes.
         engine: A loaded engine, or the name of one, which then runs the policy in float32.
+        min_episodes: Minimum number of episodes to sample from.
 
     Raises:
         QuarlError: The environment does not fit the policy, or fails.
         UnsupportedError: There is no box: a number has no bounds, or there are more than MOST_INPUTS.
     """
-
-    def leave(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-        leaving = _Leaving(env, policy, starts=kind == "starts")
-        return TimeLimit(leaving, STEPS) if kind == "starts" else leaving
-
     if kind != "box":
-        return record(policy, stream, seed=seed, environment=environment, engine=engine, num=count, leave=leave)
+        about: Any = {"environment": environment, "engine": engine, "seed": seed, "min_episodes": min_episodes}
+        return record(
+            policy, stream, num=count, leave=partial(_Leaving, policy=policy, starts=kind == "starts"), **about
+        )
     with held(partial(environment.make_for, policy)) as env:
         space: Any = env.observation_space
     if np.size(space.low) > MOST_INPUTS or not np.isfinite(space.high - space.low).all():
@@ -98,10 +94,11 @@ def away(observations: Array, factor: float = 1.5, *, seed: int = 0) -> Array:
 def move(env: Any, rng: np.random.Generator) -> bool:
     """Set an innermost environment to a random state; return False if its state cannot be set.
 
-    Noise with deviations 0.1 and 1 is added to positions and velocities of MuJoCo. A `state` in the shape of the
-    observation is drawn between the bounds of that; numbers without bounds get noise of deviation 1.
+    Noise with deviations 0.1 and 1 is added to positions and velocities of gymnasium's MuJoCo environments. A `state`
+    in the shape of the observation is drawn between the bounds of that; numbers without bounds get noise of deviation
+    1.
     """
-    if hasattr(env, "set_state") and hasattr(env, "data"):
+    if any(each.__name__ == "MujocoEnv" for each in type(env).__mro__):
         both = (env.data.qpos, 0.1), (env.data.qvel, 1.0)
         env.set_state(*(values + rng.normal(0, deviation, values.shape) for values, deviation in both))
         return True
@@ -118,7 +115,7 @@ class _Leaving(gymnasium.Wrapper[Any, Any, Any, Any]):
     """A wrapper outside all others, in which episodes leave the path as their own seeds determine."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], policy: Policy, starts: bool) -> None:
-        super().__init__(env)
+        super().__init__(TimeLimit(env, STEPS) if starts else env)
         self._starts, self._masks, head = starts, masks_of(policy, env), head_in(policy.head, env.action_space)
         bounded = head.kind == "clip" and np.isfinite(head.high - head.low).all()
         self._head, self._width = replace(head, kind="tanh") if bounded else head, policy.num_outputs
@@ -126,9 +123,9 @@ class _Leaving(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._rng = np.random.default_rng(seed)
         started = self.env.reset(seed=seed, options=options)
-        for _ in range(TRIES if self._starts else 0):
+        for _ in range(20 if self._starts else 0):  # after as many tries that end at once it is the usual start
             # an action shows the new state through all wrappers
-            for _ in range(1 if move(self.unwrapped, self._rng) else self._rng.integers(*LEAD)):
+            for _ in range(1 if move(self.unwrapped, self._rng) else self._rng.integers(10, 31)):
                 observation, _, terminated, truncated, info = self.env.step(self._random())
                 if terminated or truncated:
                     break
