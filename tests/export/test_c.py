@@ -142,6 +142,12 @@ def test_grids_that_c_has_no_kernel_for_are_named(name, value, grid, said):
         (r"re:POLICY_ACTION 1", "POLICY_ACTION 2"),
         ('policy_id[] = "', 'policy_id[] = "" "'),
         ("    (void)*id;", '    system("true");'),
+        ("return outside(5,", "return outside(6,"),
+        ("return outside(5, 1, x", "return outside(5, 2, x"),
+        ("return outside(5, 1, x", "return outside(5, 1, y"),
+        ("return outside(", "return 1; outside("),
+        (r"re:return outside.*", "return 2;"),
+        (r"re:return outside\(.*\)", "return all_finite(5, x + 0)"),
         ("/* net.0 */", "/* net.0 */ int i; /* */"),
         ("/* net.0 */", "/* net 0 */"),
         ("Apache-2.0", "MIT"),
@@ -220,12 +226,47 @@ def assert_same_bits(loaded: boards.Compiled, policy: QuantizedPolicy, x: np.nda
     """Raw outputs bit for bit, actions too but for tanh's last places."""
     outputs = reference(policy, x)
     raw, action = loaded.both(x)
+    away = np.zeros(x.shape, bool) if policy.box is None else (x < policy.box[0]) | (x > policy.box[1])
+    np.testing.assert_array_equal(loaded.returned, away.reshape(len(x), -1).any(axis=1))
     assert (raw.view(np.uint32) == outputs.view(np.uint32)).all()
     expected = policy.head(outputs).reshape(len(x), -1)
     if policy.head.kind in ("tanh", "gaussian"):
         assert (np.abs(action - expected) <= 1e-6 * (policy.head.high - policy.head.low)).all()
     else:
         assert (action == expected).all()
+
+
+def beside(policy: QuantizedPolicy) -> tuple[np.ndarray, np.ndarray]:
+    """Return the corners of the calibrated box with each of their numbers in turn at an end, and just outside."""
+    assert policy.box is not None
+    rows = [[], []]
+    for end, beyond in zip(policy.box, (-np.inf, np.inf), strict=True):
+        for index in range(end.size):
+            for kind, number in zip(rows, (end, np.nextafter(end, np.float32(beyond))), strict=True):
+                row = policy.box[index % 2].copy()
+                row.flat[index] = number.flat[index]
+                kind.append(row)
+    inside, outside = np.stack(rows[0]), np.stack(rows[1])
+    assert ((inside >= policy.box[0]) & (inside <= policy.box[1])).all()
+    assert ((outside < policy.box[0]) | (outside > policy.box[1])).reshape(len(outside), -1).sum(axis=1).tolist() == [
+        1
+    ] * len(outside)
+    return inside, outside
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("box", [([-1, 0, -0.0, 2], [1, 0, 5, 3e38]), ([-1] * 4, [1] * 4), ([0] * 4, [-0.0] * 4), None])
+def test_policy_act_returns_1_just_outside_the_box(box, tmp_path):
+    policy, x = static("squashed", count=20)
+    policy = replace(policy, box=box and (np.float32(box[0]), np.float32(box[1])))
+    loaded = compiled(policy, x, tmp_path)
+    zeros = np.float32([[0, 0, 0, 0], [0, -0.0, 0, 2], [-0.0, 0, -0.0, 2], [-0.0] * 4])
+    rows = [x, zeros, *(beside(policy) if box else ())]
+    assert_same_bits(loaded, policy, np.concatenate(rows))
+    loaded.both(np.float32([x[0], [np.nan, 9, 9, 9], [9, 9, 9, -np.inf]]))
+    assert loaded.returned[1:].tolist() == [-1, -1]
+    ends = [call.arguments[1] for call in loaded.program.seen]
+    assert ends == ([] if box is None else ["0" if len(set(box[0])) == len(set(box[1])) == 1 else "1"])
 
 
 @pytest.mark.slow
@@ -244,7 +285,7 @@ def test_compiled_c_gives_the_bits_of_the_reference(name, precision, tmp_path):
 def test_boards_give_the_bits_of_the_reference(board, name, precision, tmp_path):
     policy, x = static(name, precision)
     loaded = compiled(policy, x, tmp_path, board)
-    assert_same_bits(loaded, policy, x)
+    assert_same_bits(loaded, policy, x if policy.box is None else np.concatenate([x, *beside(policy)]))
     if board != "c-aarch64":
         assert 0 < loaded.stack <= loaded.deepest() <= loaded.stack + 128
         assert loaded.instructions > policy.num_weights
@@ -316,7 +357,9 @@ int main(void) {
     x[1] = land[6] = not_a_number;
     if (hover_act_float(x, y) != -1 || Land_act_float(land, choice) != -1) return 3;
     each.number = y[0];
-    return wrong || each.bits != again[0] || choice[0] < 0 || choice[0] > 1 ? 4 : 0;
+    if (wrong || each.bits != again[0] || choice[0] < 0 || choice[0] > 1) return 4;
+    x[1] = land[6] = 1e9f, y[0] = 7.0f, choice[0] = -9;
+    return hover_act_float(x, y) != 1 || Land_act_float(land, choice) != 1 || y[0] > 2.0f || choice[0] < 0 ? 5 : 0;
 }
 """
     )

@@ -17,6 +17,7 @@ import gymnasium
 import numpy as np
 
 from quarl import __version__
+from quarl.arrays import Array
 from quarl.engines import int16x8
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.export.numbers import bounds, observed
@@ -110,6 +111,7 @@ def contract(
             "nan": NAN.get(target, NAN[""]).format(name=name)
             if policy.observation_dtype == "float32"
             else "bytes have none",
+            "box": box(policy),
             **observed(policy, env),
         },
         "action": {
@@ -149,6 +151,12 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def box(policy: QuantizedPolicy) -> dict[str, list[float]] | None:
+    """Return the ends of the calibration observations in one row each, as short as float32 allows."""
+    ends = zip(("low", "high"), policy.box or (), strict=False)
+    return {end: [float(str(number)) for number in numbers.flat] for end, numbers in ends} or None
+
+
 def meaning(head: ActionHead) -> str:
     """Return a sentence about the meaning of a file's output."""
     if not head.is_discrete:
@@ -181,8 +189,9 @@ def inner(full: Mapping[str, Any]) -> str:
         "sha256": full["sha256"],
         "action": {name: value for name, value in full["action"].items() if name != "meaning"},
         "bits": {layer["name"]: layer["bits"] for layer in full["layers"]},
+        "box": full["observation"]["box"],
     }
-    for left_out in ((), ("bits",), ("bits", "spec")):
+    for left_out in ((), ("box",), ("box", "bits"), ("box", "bits", "spec")):
         short = {name: value for name, value in said.items() if name not in left_out}
         text = json.dumps(short | {"sealed": OPEN}, separators=(",", ":"), default=plain)
         if len(text) <= MOST_INSIDE:
@@ -273,12 +282,24 @@ def policy_of(contract: Mapping[str, Any], where: str) -> Exported:
             inputs=tuple(Input(str(k), kind, tuple(s), tuple(v)) for k, kind, s, v in observation["inputs"]),
             ops=(),
             head=head,
+            box=_box(contract.get("box"), tuple(observation["shape"])),
             provenance=provenance_from_json({**of_environment, **{name: of[name] for name in SOURCE}}),
             spec=QuantSpec.from_json(spec) if spec else QuantSpec.parse(contract["precision"], mode=contract["mode"]),
             width=size,
         )
     except (QuarlError, KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise QuarlError(f"{where}: its contract does not describe a policy ({error}); export it again") from None
+
+
+@np.errstate(over="ignore")
+def _box(given: Any, shape: tuple[int, ...]) -> tuple[Array, Array] | None:
+    """Return the ends of the calibration observations that `box` wrote; None if they were left out."""
+    if given is None:
+        return None
+    low, high = (np.array(given[end], np.float32).reshape(shape) for end in ("low", "high"))
+    if not np.isfinite([low, high]).all() or (low > high).any():
+        raise ValueError("its box has a low end above the high one, or one that is not finite")
+    return low, high
 
 
 def _bounds(given: Any, shape: list[int], end: str) -> Any:

@@ -26,9 +26,9 @@ CPI = (1.0, 1.8)
 
 The second is inferred from published timings of other kernels, with flash that never waits.
 """
-CALL, ROW, REAL, LOOK_UP, MOVE = 300, 36, 86, 12, 8
-"""Instructions of an action, a requantized sum, a float32 operation, a number that is looked up or copied, and one of a
-convolution's window.
+CALL, ROW, REAL, LOOK_UP, MOVE, SEEN = 300, 36, 86, 12, 8, 25
+"""Instructions of an action, a requantized sum, a float32 operation, a number that is looked up or copied, one of a
+convolution's window, and one that is compared with the calibrated box.
 
 These and the next are for gcc -O2, fitted to 24 policies on a Cortex-M4.
 """
@@ -94,7 +94,7 @@ def _counted(policy: QuantizedPolicy, file: Path, work: int) -> Footprint:
 
 def _estimated(program: Program, work: int, why: str) -> Footprint:
     total = float(CALL)
-    for call in (*program.network, *program.head):
+    for call in program.calls:
         s = call.sizes
         if "words" in s:
             conv, bits = call.kernel == "convolve", KERNELS[call.arguments[0]]
@@ -103,7 +103,7 @@ def _estimated(program: Program, work: int, why: str) -> Footprint:
             row = 2 * REAL if call.kernel == "last" else ROW
             total += windows * (rows * MAC[bits] * columns + s["n"] * row + MOVE * k * conv)
         else:
-            factor = {"layer_norm": 7, "l2_norm": 3}.get(call.kernel, 1)
-            total += s["n"] * (LOOK_UP if call.kernel == "look_up" else REAL * factor)
+            each = {"layer_norm": 7 * REAL, "l2_norm": 3 * REAL, "look_up": LOOK_UP, "outside": SEEN}
+            total += s["n"] * each.get(call.kernel, REAL)
     how = f"instructions estimated for a Cortex-M4, the rest unknown ({why})"
     return Footprint(flash=None, ram=None, macs=work, instructions=round(total), how=how)

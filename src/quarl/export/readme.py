@@ -20,8 +20,10 @@ policy = onnxruntime.InferenceSession("policy.onnx")
 output = policy.run(None, {"observation": observation[None]})[0][0]""",
     "c": """#include "NAME.h"
 {x} observation[MACRO_OBSERVATION];
-if (NAME_{act}(observation, action)) /* not 0: NaN or infinity, and no action */
-    stop();
+switch (NAME_{act}(observation, action)) {
+case -1: stop(); break; /* NaN or infinity, and no action */
+case 1: count++; break; /* an action, but the observation is outside the calibrated box */
+}
 /* cc -std=c99 -O3 -c NAME.c; NAME_selftest() gives 0, or the number of the first vector that differs */""",
 }
 
@@ -57,6 +59,9 @@ numbers. `strings` shows `NAME_id` in a firmware: name, version, and the sha256 
 `contract.json`, of which it has the first 16 digits each.
 """
 """Note in the folder of C."""
+BOX = """
+Calibration saw the numbers from `low` to `high` in `observation.box` of `contract.json`. Outside this box the grids of
+static mode may saturate. There `NAME_act` returns 1, and 0 inside: it has acted in both cases."""
 
 
 def readme(contract: Mapping[str, Any], file: str) -> str:
@@ -84,12 +89,13 @@ def readme(contract: Mapping[str, Any], file: str) -> str:
             gives += f". Negative numbers of {', '.join(tables)} (ELU) go through a table of int8 codes"
     x, act = ("uint8_t", "act") if observation["dtype"] == "uint8" else ("float", "act_float")
     call = CALLS[kind].replace("{x}", x).replace("{act}", act).replace("NAME", name).replace("MACRO", name.upper())
-    package = contract["package"]
+    box = BOX.replace("NAME", name) if observation["box"] else ""
+    box, package = box if kind == "c" else box.partition(" There")[0], contract["package"]
     loop = LOOP.format(PACKAGES[package]).replace("NAME", name) if package else ""
     return f"""# {source["algo"] or "A policy"} on {where}, {contract["precision"]} {contract["mode"]}
 
 `{file}` takes {takes[0]}, {observation["layout"]}{made}. {takes[1]}.
-Its numbers are named in `contract.json`. NaN: {observation["nan"]}.
+Its numbers are named in `contract.json`. NaN: {observation["nan"]}.{box}
 
 {"; ".join(filter(None, (gives, outside(contract["environment"]["wrappers"]))))}.
 

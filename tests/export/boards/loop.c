@@ -70,7 +70,11 @@ static int faults(void) {
     c.high[HOVER_ACTION - 1] = first[HOVER_ACTION - 1] - 0.125f;
     EXPECT(hover_control_step(&c) == HOVER_ACTED && c.clamped == 1u);
     EXPECT(applied[0] == c.low[0] && applied[HOVER_ACTION - 1] == c.high[HOVER_ACTION - 1]);
-    EXPECT(c.acted == 3u && c.safes == 5u && applications == 19 && kicks == 15);
+    EXPECT(c.acted == 3u && c.safes == 5u && applications == 19 && kicks == 15 && c.outside == 0u);
+    /* Outside the calibrated box the policy acts all the same. */
+    given[0] = 1e9f;
+    EXPECT(hover_control_step(&c) == HOVER_ACTED && hover_act_float(given, first) == 1 && c.outside == 1u);
+    EXPECT(c.acted == 4u && c.refused == 2u && applied[0] >= c.low[0]);
     return 0;
 }
 

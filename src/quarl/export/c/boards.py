@@ -75,6 +75,8 @@ class Compiled:
     head: ActionHead | None
     """Head of the policy; None if unknown."""
     arithmetic: str = "f32-rne"
+    returned: Array = field(default_factory=lambda: np.zeros(0, np.int32), init=False)
+    """Results of policy_act in the last run, int32 [B]: 1 outside the calibrated box, -1 for NaN and infinity."""
     stack: int = field(default=0, init=False)
     """Bytes of the stack in the last run, and mean instructions of an action; 0 except on a bare Cortex-M."""
     instructions: int = field(default=0, init=False)
@@ -97,7 +99,7 @@ class Compiled:
     def both(self, observations: Array) -> tuple[Array, Array]:
         """Return the network's raw outputs, float32 [B, n], and the actions, int32 or float32 [B, m]."""
         program, dtype = self.program, np.uint8 if self.program.x == "uint8_t" else np.float32
-        width = program.raw + program.action + 2
+        width = program.raw + program.action + 3
         rows = np.asarray(observations).reshape(len(observations), -1).astype(dtype)
         if rows.shape[1] != program.observation:
             raise QuarlError(f"policy.c reads {program.observation:,} numbers, an observation has {rows.shape[1]:,}")
@@ -106,7 +108,8 @@ class Compiled:
         if len(rows):
             self.stack = int(words[:, -1].max())
             self.instructions = int(words[:, -2].mean() * INSTRUCTIONS)
-        raw, action = words[:, : program.raw], words[:, program.raw : -2]
+        self.returned = words[:, -3].view(np.int32)
+        raw, action = words[:, : program.raw], words[:, program.raw : -3]
         return raw.view(np.float32), action.view(np.int32 if program.a == "int32_t" else np.float32)
 
     def _answer(self, question: bytes, size: int) -> bytes:

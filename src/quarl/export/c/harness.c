@@ -1,11 +1,11 @@
 /* Writes to the pipe "out" what policy.c makes of each observation in the pipe "in": raw outputs, then the action, with
-   every bit set where it refuses; the ticks, of 40 instructions each, that policy_act took on a bare Cortex-M in qemu,
-   and the bytes of the stack that have been used there, elsewhere 0. */
+   every bit set where it refuses; what policy_act returned; the ticks, of 40 instructions each, that it took on a bare
+   Cortex-M in qemu, and the bytes of the stack that have been used there, elsewhere 0. */
 #include "policy.h"
 
 static POLICY_NUMBER x[POLICY_OBSERVATION];
 static union {
-    uint32_t words[POLICY_RAW + POLICY_ACTION + 2];
+    uint32_t words[POLICY_RAW + POLICY_ACTION + 3];
     POLICY_RESULT results[POLICY_RAW + POLICY_ACTION];
 } y;
 
@@ -48,13 +48,13 @@ int main(void) {
         for (i = 0; i < POLICY_RAW + POLICY_ACTION; i++) y.words[i] = 0xffffffffu;
         policy_raw(x, y.words);
         before = NOW;
-        policy_act(x, y.results + POLICY_RAW);
-        cost[0] = (before - NOW) & 0xffffffu;
+        cost[0] = (uint32_t)policy_act(x, y.results + POLICY_RAW);
+        cost[1] = (before - NOW) & 0xffffffu;
 #ifdef __arm__
         while (*from == PAINT) from++;
         if (from < deepest) deepest = from;
         from = deepest - 1024;
-        cost[1] = here - (uint32_t)deepest;
+        cost[2] = here - (uint32_t)deepest;
 #endif
         PUT(out, y.words);
     }

@@ -451,6 +451,13 @@ static int all_finite(int n, const real *x) {
     return !bad;
 }
 
+/* 1 if a number is below its low end or above its high one; with step 0 all numbers share the ends. */
+static int outside(int n, int step, const real *x, const real *low, const real *high) {
+    int i, found = 0;
+    EACH(i, n) found |= less(x[i], low[i * step]) | less(high[i * step], x[i]);
+    return found;
+}
+
 static void scale(int n, const real *x, const real *factor, real *y) {
     int i;
     EACH(i, n) y[i] = multiply(x[i], factor[i]);

@@ -118,6 +118,8 @@ class Lowering:
             self.call("clip", raw, place, -np.inf, np.inf, Place("y"))
         network, self.calls = tuple(self.calls), []
         a, action = self._head(raw)
+        head, self.calls = tuple(self.calls), []
+        self._box()
         weights, grids = (digest[:16] for digest in digests(self.policy).values())
         x = "uint32_t" if self.values[OBSERVATION].bytes_as is None else "uint8_t"
         return Program(
@@ -134,7 +136,8 @@ class Lowering:
             tables=self.tables,
             layers=self.layers,
             network=network,
-            head=tuple(self.calls),
+            head=head,
+            seen=tuple(self.calls),
         )
 
     def call(self, kernel: str, *arguments: Any) -> None:
@@ -359,6 +362,15 @@ class Lowering:
             self.call(kernel, low.size if alike else 1, y.after(index), *ends, a.after(index))
         return "uint32_t", low.size
 
+    def _box(self) -> None:
+        """Append the comparison of the observation with the box of calibration, if there is one."""
+        if (box := self.policy.box) is None:
+            return
+        self.now = len(self.policy.ops)
+        size, step = box[0].size, any(np.ptp(ends) > 0 for ends in box)
+        ends = [each.ravel()[: None if step else 1] for each in box]
+        self.call("outside", size, step, Place("x"), *ends)
+
     def _table(self, role: str, ctype: str, values: Array) -> str:
         """Return the name of the table of these numbers."""
         flat = np.ascontiguousarray(values).reshape(-1)
@@ -370,7 +382,8 @@ class Lowering:
             if other.dtype == flat.dtype and np.array_equal(other, flat):
                 return name
         self.tables[name := f"{role}{len(self.tables)}"] = flat
-        self.layers[name] = re.sub(r"[^\w.:/-]", "-", self.policy.ops[self.now].name, flags=re.ASCII)
+        layer = [*(op.name for op in self.policy.ops), "box"][self.now]
+        self.layers[name] = re.sub(r"[^\w.:/-]", "-", layer, flags=re.ASCII)
         return name
 
 

@@ -35,8 +35,9 @@ extern "C" {{
 #endif
 
 {sizes}/* Observations are {x_are}, raw outputs the bits of float32 numbers, actions {a_are}.
-   Both functions return 0, or -1 if the observation holds NaN or infinity: then they write nothing. They keep no state
-   and allocate nothing. */
+   Both functions return -1 if the observation holds NaN or infinity: then they write nothing. Otherwise {name}_raw
+   returns 0, and {name}_act 1 if a number of the observation is outside the calibrated box, where grids may saturate,
+   and 0 inside. It has acted in both cases. They keep no state and allocate nothing. */
 int {name}_raw(const {x} *observation, uint32_t *raw);
 int {name}_act(const {x} *observation, {a} *action);
 /* 0, or the number, from 1, of the first vector in {name}_selftest.c for which {name}_raw gives other bits. */
@@ -61,12 +62,14 @@ static inline int {name}_act_float(const float *observation, {a_float} *action) 
     const unsigned char *from = (const unsigned char *)observation;
     unsigned char *to = (unsigned char *)x;
     unsigned i;
+    int result;
     for (i = 0; i < sizeof x; i++) to[i] = from[i];
-    if ({name}_act(x, a)) return -1;
+    result = {name}_act(x, a);
+    if (result < 0) return result;
     from = (const unsigned char *)a;
     to = (unsigned char *)action;
     for (i = 0; i < sizeof a; i++) to[i] = from[i];
-    return 0;
+    return result;
 }}
 """
 FLOATS_OF_BYTES = """
@@ -107,7 +110,7 @@ int {name}_act(const {x} *x, {a} *a) {{
     (void)*id;
     if ({name}_raw(x, y)) return -1;
 {head}
-    return 0;
+    return {seen};
 }}
 """
 )
@@ -131,6 +134,8 @@ a line to itself.
 FUNCTION = re.compile(r"(?:/\*[^*]*\*/\n)?static \w+ (\w+)\(([^{]*)\) \{\n.*?\n\}\n\n?", re.S)
 TABLE = re.compile(r"(?:/\* ([\w.:/-]+) \*/\n)?static const (u?int(?:8|16|32))_t ([a-z]+\d+)\[\d+\] = \{([^{}]*)\};\n")
 CALL = re.compile(r"^    (\w+)\((.*)\);$", re.M)
+SEEN = re.compile(r"^    return (outside)\((.*)\);$", re.M)
+"""Last call of the head."""
 POINTER = re.compile(r"([a-z]+\d*) \+ (\d{1,9})|([a-z]+\d+)")
 WRITABLE = ("c", "r", "y", "a")
 
@@ -155,6 +160,8 @@ EXTENTS: Mapping[tuple[str, str], Extent] = {
     ("convolve", "row"): lambda s: by_fours(s["c"] * s["kh"] * s["kw"]),
     ("convolve", "y"): lambda s: s["n"] * s["oh"] * s["ow"],
     ("argmax", "y"): lambda s: 1,
+    ("outside", "low"): lambda s: (s["n"] - 1) * s["step"] + 1,
+    ("outside", "high"): lambda s: (s["n"] - 1) * s["step"] + 1,
 }
 """Number of elements behind a pointer, by kernel and parameter; all others have `n`."""
 
@@ -210,6 +217,13 @@ class Program:
     """Layer of each table that has one, of letters, digits and ".:/-"."""
     network: tuple[Call, ...]
     head: tuple[Call, ...]
+    seen: tuple[Call, ...] = ()
+    """Call of `outside`, whose result is that of NAME_act; empty without a box."""
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """Return all calls of NAME_act."""
+        return self.network + self.head + self.seen
 
     @property
     def ram(self) -> int:
@@ -239,7 +253,7 @@ class Program:
         """Return policy.c."""
         floats = self.x == "uint32_t"
         preamble, kernels = _kernels()
-        named = {word for call in (*self.network, *self.head) for word in (call.kernel, call.arguments[0])}
+        named = {word for call in self.calls for word in (call.kernel, call.arguments[0])}
         used = _closure([*(named & kernels.keys()), *["all_finite"] * floats])
         parts = [preamble, *(text for name, (text, _) in kernels.items() if name in used)]
         parts += [numbers(name, values, self.layers.get(name, "")) for name, values in self.tables.items()]
@@ -247,7 +261,8 @@ class Program:
         fields = {name: getattr(self, name) for name in named_fields}
         fields |= {name: "\n".join(map(str, getattr(self, name))) for name in ("network", "head")}
         check = f"    if (!all_finite({self.observation}, x)) return -1;\n" if floats else ""
-        return SOURCE.format(**fields, body="".join(parts), check=check)
+        seen = "".join(map(str, self.seen)).strip(" ;") or "0"
+        return SOURCE.format(**fields, body="".join(parts), check=check, seen=seen)
 
     def validate(self) -> None:
         """Raise QuarlError unless each call is a kernel's within its arrays.
@@ -261,7 +276,8 @@ class Program:
         tables = {name: (f"{values.dtype}_t", values.size) for name, values in self.tables.items()}
         both = {**tables, "y": ("uint32_t", self.raw)}
         buffers = {"x": (self.x, self.observation), "c": ("int16_t", self.codes), "r": ("uint32_t", self.reals)}
-        for calls, room in ((self.network, both | buffers), (self.head, both | {"a": (self.a, self.action)})):
+        heads = both | {"a": (self.a, self.action)}
+        for calls, room in ((self.network, both | buffers), (self.head, heads), (self.seen, tables | buffers)):
             for call in calls:
                 if call.kernel not in _kernels()[1] or not _fits(call, room, reached):
                     raise QuarlError(f"policy.c has a call that reaches beyond its arrays: {str(call).strip()[:80]}")
@@ -285,7 +301,8 @@ def check(text: str) -> Program:
     parts: dict[str, Any] = {name: m[name] for name in ("comment", "name", "identity", "x", "a")}
     parts["layers"] = {name: layer for layer, _, name, _ in found if layer}
     parts |= {name: int(m[name]) for name in ("observation", "raw", "action", "codes", "reals")}
-    program = Program(**parts, tables=tables, network=_calls(m["network"]), head=_calls(m["head"]))
+    parts |= {"network": _calls(m["network"]), "head": _calls(m["head"]), "seen": _calls(m["head"], SEEN)}
+    program = Program(**parts, tables=tables)
     program.validate()
     if (ours := program.source()) != text:
         pairs = enumerate(zip(ours.split("\n"), text.split("\n"), strict=False), 1)
@@ -333,8 +350,8 @@ def _parameter(kernel: str, declaration: str) -> Parameter:
     return Parameter(bool(m[1]), "uint32_t" if m[2] == "real" else m[2], m[4], extent)
 
 
-def _calls(lines: str) -> tuple[Call, ...]:
-    return tuple(Call(kernel, tuple(arguments.split(", "))) for kernel, arguments in CALL.findall(lines))
+def _calls(lines: str, pattern: re.Pattern[str] = CALL) -> tuple[Call, ...]:
+    return tuple(Call(kernel, tuple(arguments.split(", "))) for kernel, arguments in pattern.findall(lines))
 
 
 def _closure(names: Iterable[str]) -> set[str]:

@@ -36,6 +36,7 @@ int main(void) {
     }
     for (; @name@_golden(count); count++)
         if (@name@_control_step(&control) != @macro@_ACTED) break;
-    fprintf(stderr, "%d observations replayed, %u actions clamped\n", count, (unsigned)control.clamped);
+    fprintf(stderr, "%d observations replayed, %u outside the calibrated box, %u actions clamped\n", count,
+            (unsigned)control.outside, (unsigned)control.clamped);
     return @name@_golden(count) || kicks != count;
 }

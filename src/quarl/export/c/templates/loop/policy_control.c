@@ -19,7 +19,7 @@ void @name@_control_init(@name@_control *c) {
     }
     c->timeout_us = 100000u;
     c->period_us = 0u;
-    c->acted = c->refused = c->missing = c->clamped = c->safes = c->late = 0u;
+    c->acted = c->refused = c->missing = c->clamped = c->safes = c->late = c->outside = 0u;
     c->failed = -1;
 }
 
@@ -34,7 +34,7 @@ int @name@_control_step(@name@_control *c) {
     const uint32_t begin = @name@_now_us();
     uint32_t now;
     @result@ action[@macro@_ACTION];
-    int i, result = @macro@_HELD;
+    int i, seen, result = @macro@_HELD;
     if (c->failed) {
         c->safes++;
         apply_safe(c);
@@ -42,7 +42,7 @@ int @name@_control_step(@name@_control *c) {
     }
     if (!@name@_read_observation(c->observation)) {
         c->missing++;
-    } else if (@name@_@act@(c->observation, action) < 0) {
+    } else if ((seen = @name@_@act@(c->observation, action)) < 0) {
         c->refused++;
     } else {
         int clamped = 0;
@@ -53,6 +53,7 @@ int @name@_control_step(@name@_control *c) {
         }
         c->clamped += clamped ? 1u : 0u;
         c->acted++;
+        c->outside += seen ? 1u : 0u;
         c->read_us = begin;
         result = @macro@_ACTED;
     }

@@ -8,7 +8,7 @@ extern "C" {
 #endif
 
 /* Results of a step. */
-#define @macro@_ACTED 0 /* the policy's action, within the limits */
+#define @macro@_ACTED 0 /* the policy's action, within the limits, in the calibrated box and outside it */
 #define @macro@_HELD 1  /* the last action again: no observation, or one that holds NaN or infinity */
 #define @macro@_SAFE 2  /* the safe action: the last observation is too old, or the self-test failed */
 
@@ -20,6 +20,7 @@ typedef struct {
     uint32_t period_us;          /* time for a step, beyond which it is late; 0, the default, is unlimited */
     /* Numbers of steps, which wrap around at 2^32. */
     uint32_t acted, refused, missing, clamped, safes, late;
+    uint32_t outside; /* of those acted, steps outside the calibrated box, where static grids may saturate */
     /* State. */
     int failed;       /* result of the self-test; -1 before it */
     uint32_t read_us; /* time of the last observation that the policy took */
