@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from fractions import Fraction
 from math import floor, frexp
 
@@ -18,7 +19,7 @@ from quarl.engines.litert.flatbuffer import Model
 from quarl.engines.lookup_tables import steady_scale
 from quarl.errors import UnsupportedError
 from quarl.export import export, golden, runtimes
-from quarl.export.verification import verify
+from quarl.export.verification import opened, verify
 from quarl.policy.graph import ActivationGrid
 from quarl.policy.operators import Activation
 from quarl.quant.affine import requantize_narrow
@@ -110,7 +111,7 @@ def test_int16x8_refuses_operators_without_integer_kernels(policy, said):
 
 
 @pytest.mark.slow
-def test_an_int16x8_folder_is_verified_in_both_runtimes(tmp_path):
+def test_an_int16x8_folder_is_verified_in_both_runtimes(tmp_path, monkeypatch):
     policy, x = static(networks.normalized([5, 16, 3], "elu"))
     said = export(policy, "tflite-int16x8", tmp_path / "out", observations=x)
     assert {each["runtime"]: (each["arithmetic"], each["result"]) for each in said["verified"]} == dict.fromkeys(
@@ -120,10 +121,20 @@ def test_an_int16x8_folder_is_verified_in_both_runtimes(tmp_path):
     assert io["output"]["scale"] == int16x8.grids(policy)[policy.output].scale
     assert [each["kind"] for each in io["input"]["before"]] == ["Normalize"]
     (name,) = io["int8_tables"]
-    assert f"Negative numbers of {name} (ELU)" in (tmp_path / "out" / "README.md").read_text()
+    page = (tmp_path / "out" / "README.md").read_text()
+    assert f"Negative numbers of {name} (ELU)" in page
+    # The page's program computes the network's output.
+    engine = reference.load(policy, 1, "int16x8")
+    scope = {"x": engine.trace(x[:1])[int16x8.entry(policy)][0]}
+    monkeypatch.chdir(tmp_path / "out")
+    exec(re.search("```python\n(.*?)```", page, re.S)[1], scope)
+    np.testing.assert_array_equal(scope["output"], engine.run(x[:1])[0])
     rows = [
         row for row in verify(tmp_path / "out", RUNTIMES, episodes=0, recorded=lambda _: x) if not isinstance(row, str)
     ]
     assert [row.result for row in rows if row.runtime in RUNTIMES] == ["equal"] * 4
     with pytest.raises(UnsupportedError, match="openvino does not compute in int16"):
         runtimes.coded(runtimes.RowByRow("openvino", "qdq", "", len), policy, "tflite-int16x8")
+    for alone in (opened, lambda file: list(verify(file))):
+        with pytest.raises(UnsupportedError, match=r"policy\.tflite reads and returns int16 codes, .* policy\.quarl"):
+            alone(tmp_path / "out" / "policy.tflite")

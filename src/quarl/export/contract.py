@@ -207,7 +207,12 @@ def sealed(content: bytes) -> bytes:
 
 
 def read(content: bytes, where: str) -> dict[str, Any]:
-    """Return the contract inside a file; raise QuarlError if there is none, or if any bit of the file has changed."""
+    """Return the contract inside a file that is to run on its own.
+
+    Raises:
+        QuarlError: There is no contract, or a bit of the file has changed.
+        UnsupportedError: The file computes in integers alone.
+    """
     begin = content.find(BEGIN.encode())
     if begin < 0:
         raise QuarlError(
@@ -218,7 +223,13 @@ def read(content: bytes, where: str) -> dict[str, Any]:
     whole = seal and sha256(content[: seal.start(1)] + OPEN.encode() + content[seal.end(1) :])
     if seal is None or whole != seal[1].decode():
         raise QuarlError(f"{where} does not match the sha256 of its contract; the file is damaged: export it again")
-    return read_json(content[begin : seal.end() + 1], f"the contract in {where}")
+    inside = read_json(content[begin : seal.end() + 1], f"the contract in {where}")
+    if inside.get("arithmetic") == "int16x8":
+        raise UnsupportedError(
+            f"{where} reads and returns int16 codes, and their scales and the normalizer are in its folder: give the "
+            "folder to quarl verify, or its policy.quarl to quarl eval --engine reference"
+        )
+    return inside
 
 
 def differences(policy: QuantizedPolicy, full: Mapping[str, Any]) -> Iterator[str]:

@@ -15,6 +15,17 @@ policy.allocate_tensors()
 policy.set_tensor(policy.get_input_details()[0]["index"], observation[None])
 policy.invoke()
 output = policy.get_tensor(policy.get_output_details()[0]["index"])[0]""",
+    "tflite-int16x8": """import json, pathlib
+import numpy
+from ai_edge_litert.interpreter import Interpreter
+io = json.loads(pathlib.Path("contract.json").read_text())["io"]
+policy = Interpreter("policy.tflite", num_threads=1)
+policy.allocate_tensors()
+# x is the observation after the steps of io["input"]["before"]
+codes = numpy.clip(numpy.rint(x / numpy.float32(io["input"]["scale"])), -32768, 32767).astype(numpy.int16)
+policy.set_tensor(policy.get_input_details()[0]["index"], codes[None, None, None])
+policy.invoke()
+output = policy.get_tensor(policy.get_output_details()[0]["index"])[0, 0, 0] * io["output"]["scale"]""",
     "onnx": """import onnxruntime
 policy = onnxruntime.InferenceSession("policy.onnx")
 output = policy.run(None, {"observation": observation[None]})[0][0]""",
@@ -88,7 +99,8 @@ def readme(contract: Mapping[str, Any], file: str) -> str:
         if tables := contract["io"]["int8_tables"]:
             gives += f". Negative numbers of {', '.join(tables)} (ELU) go through a table of int8 codes"
     x, act = ("uint8_t", "act") if observation["dtype"] == "uint8" else ("float", "act_float")
-    call = CALLS[kind].replace("{x}", x).replace("{act}", act).replace("NAME", name).replace("MACRO", name.upper())
+    call = CALLS.get(contract["target"], CALLS[kind]).replace("{x}", x).replace("{act}", act)
+    call = call.replace("NAME", name).replace("MACRO", name.upper())
     box = BOX.replace("NAME", name) if observation["box"] else ""
     box, package = box if kind == "c" else box.partition(" There")[0], contract["package"]
     loop = LOOP.format(PACKAGES[package]).replace("NAME", name) if package else ""
