@@ -63,17 +63,24 @@ typedef char arithmetic_shift[(-1 >> 1) == -1 ? 1 : -1]; /* as all compilers for
 #define LANES __m128i
 #define SUMS __m128i
 #define ZERO _mm_setzero_si128()
+#define ONES _mm_set1_epi16(1)
 #define WORDS(w) _mm_loadu_si128((const __m128i *)(const void *)(w))
 #define CODES(x) _mm_loadu_si128((const __m128i *)(const void *)(x))
 #define ONLY(v, field) _mm_and_si128(v, _mm_set1_epi16(field))
 #define RIGHT(v, bits) _mm_srli_epi16(v, bits)
-#define LEFT(v) _mm_slli_epi16(v, 1)
+#define LEFT(v, bits) _mm_slli_epi16(v, bits)
+#define EITHER(v, u) _mm_or_si128(v, u)
 #define DOTS(sum, v, x) sum = _mm_add_epi32(sum, _mm_madd_epi16(v, x))
 #define FOUR(x) _mm_loadl_epi64((const __m128i *)(const void *)(x))
+#define TWO_WORDS(w) FOUR(w)
 #define LOW_PAIRS(x, y) _mm_unpacklo_epi32(x, y)
-#define HIGH_PAIRS(x, y) _mm_unpackhi_epi32(x, y)
-#define LOW_HALVES(x, y) _mm_unpacklo_epi64(x, y)
-#define HIGH_HALVES(x, y) _mm_unpackhi_epi64(x, y)
+#define SHUFFLED(x, y, order) \
+    _mm_castps_si128(_mm_shuffle_ps(_mm_castsi128_ps(x), _mm_castsi128_ps(y), order))
+#define EVEN_PAIRS(x, y) SHUFFLED(x, y, 0x88)
+#define ODD_PAIRS(x, y) SHUFFLED(x, y, 0xdd)
+#define LESS(x, y, bits) _mm_srai_epi32(_mm_sub_epi32(x, y), bits)
+#define ADDED(x, y) _mm_add_epi32(_mm_unpacklo_epi32(x, y), _mm_unpackhi_epi32(x, y))
+#define ADDED_HALVES(x, y) _mm_add_epi32(_mm_unpacklo_epi64(x, y), _mm_unpackhi_epi64(x, y))
 #define STORE(t, sum) _mm_storeu_si128((__m128i *)(void *)(t), sum)
 #define SECOND 1
 #elif defined(__GNUC__) && defined(__aarch64__) && defined(__ARM_NEON) && !defined(__ARM_BIG_ENDIAN)
@@ -81,52 +88,47 @@ typedef char arithmetic_shift[(-1 >> 1) == -1 ? 1 : -1]; /* as all compilers for
 #define LANES int16x8_t
 #define SUMS int32x4_t
 #define ZERO vdupq_n_s32(0)
+#define ONES vdupq_n_s16(1)
 #define WORDS(w) vreinterpretq_s16_u32(vld1q_u32(w))
 #define CODES(x) vld1q_s16(x)
 #define FOUR(x) vcombine_s16(vld1_s16(x), vdup_n_s16(0))
+#define TWO_WORDS(w) vcombine_s16(vreinterpret_s16_u32(vld1_u32(w)), vdup_n_s16(0))
 #define ONLY(v, field) vandq_s16(v, vdupq_n_s16(field))
 #define RIGHT(v, bits) \
     vreinterpretq_s16_u16(vshlq_u16(vreinterpretq_u16_s16(v), vdupq_n_s16((int16_t)(-(bits)))))
-#define LEFT(v) vshlq_n_s16(v, 1)
+#define LEFT(v, bits) vshlq_n_s16(v, bits)
+#define EITHER(v, u) vorrq_s16(v, u)
 #define DOTS(sum, v, x) sum = vmlal_high_s16(vmlal_s16(sum, vget_low_s16(v), vget_low_s16(x)), v, x)
 #define TWO(f, x, y) vreinterpretq_s16_s32(f(vreinterpretq_s32_s16(x), vreinterpretq_s32_s16(y)))
 #define LOW_PAIRS(x, y) TWO(vzip1q_s32, x, y)
-#define HIGH_PAIRS(x, y) TWO(vzip2q_s32, x, y)
-#define LOW_HALVES(x, y) \
-    vreinterpretq_s16_s64(vzip1q_s64(vreinterpretq_s64_s16(x), vreinterpretq_s64_s16(y)))
-#define HIGH_HALVES(x, y) \
-    vreinterpretq_s16_s64(vzip2q_s64(vreinterpretq_s64_s16(x), vreinterpretq_s64_s16(y)))
+#define EVEN_PAIRS(x, y) TWO(vuzp1q_s32, x, y)
+#define ODD_PAIRS(x, y) TWO(vuzp2q_s32, x, y)
+#define LESS(x, y, bits) vshrq_n_s32(vsubq_s32(x, y), bits)
+#define ADDED(x, y) vpaddq_s32(x, y)
+#define ADDED_HALVES(x, y) vpaddq_s32(x, y)
 #define STORE(t, sum) vst1q_u32(t, vreinterpretq_u32_s32(sum))
 #define SECOND 2
 #endif
 #ifdef LANES
-#define LANE(v, at, twice, field) ONLY((at) < (twice) ? LEFT(v) : RIGHT(v, (at) < (twice) ? 0 : (at) - (twice)), field)
+#define LANE(v, at, twice, field) ONLY((at) < (twice) ? LEFT(v, 1) : RIGHT(v, (at) < (twice) ? 0 : (at) - (twice)), field)
 #define LANE_ROWS(v, at, bits, twice, field, x)              \
     DOTS(v0, LANE(v, at, twice, field), x);                  \
     DOTS(v1, LANE(v, (at) + (bits), twice, field), x);       \
     DOTS(v2, LANE(v, (at) + 2 * (bits), twice, field), x);   \
     DOTS(v3, LANE(v, (at) + 3 * (bits), twice, field), x)
-#define ACROSS(s, v)                      \
-    do {                                  \
-        uint32_t t[4];                    \
-        STORE(t, v);                      \
-        s += t[0] + t[1] + t[2] + t[3];   \
-    } while (0)
 #define LANE_SUMS SUMS v0 = ZERO, v1 = ZERO, v2 = ZERO, v3 = ZERO
-#define ADD_LANES    \
-    ACROSS(s0, v0);  \
-    ACROSS(s1, v1);  \
-    ACROSS(s2, v2);  \
-    ACROSS(s3, v3)
-/* Pairs 0, 4, 1, 5 of columns are in c, 2, 6, 3, 7 in d, 0, 2, 4, 6 in e, and 1, 3, 5, 7 in f. */
+#define ADD_LANES                                                \
+    do {                                                         \
+        uint32_t t[4];                                           \
+        STORE(t, ADDED_HALVES(ADDED(v0, v1), ADDED(v2, v3)));    \
+        s0 += t[0], s1 += t[1], s2 += t[2], s3 += t[3];          \
+    } while (0)
 #define LANES_OF_2(twice, field)                                         \
     LANE_SUMS;                                                           \
     for (; end - w > 3; w += 4, x += 16) {                               \
         const LANES a = CODES(x), b = CODES(x + 8), v = WORDS(w);        \
-        const LANES c = LOW_PAIRS(a, b), d = HIGH_PAIRS(a, b);           \
-        const LANES e = LOW_PAIRS(c, d), f = HIGH_PAIRS(c, d);           \
-        LANE_ROWS(v, 0, 2, twice, field, e);                             \
-        LANE_ROWS(v, 8, 2, twice, field, f);                             \
+        LANE_ROWS(v, 0, 2, twice, field, EVEN_PAIRS(a, b));              \
+        LANE_ROWS(v, 8, 2, twice, field, ODD_PAIRS(a, b));               \
     }                                                                    \
     ADD_LANES;
 /* Sums of the first and third rows, or of the second and fourth, of bytes. */
@@ -147,6 +149,30 @@ typedef char arithmetic_shift[(-1 >> 1) == -1 ? 1 : -1]; /* as all compilers for
         PAIR(b, x + 2);                        \
         ROWS(DOT_HELD, *w, 8, 2, twice, b);    \
     }
+
+/* Four columns of 3 bits, the third in `bits`. Nibbles of `even` are of the first and third rows, of `odd` of the second
+   and fourth. */
+#define THREE_BITS(bits)                                                     \
+    {                                                                        \
+        uint32_t high = (bits) & 0xff00ffu, even, odd;                       \
+        high = (high | high << 4) & 0x0f0f0f0fu;                             \
+        high |= high << 2;                                                   \
+        even = (*w & 0x33333333u) | (high << 2 & 0x44444444u);               \
+        odd = (*w >> 2 & 0x33333333u) | (high << 1 & 0x44444444u);           \
+        PAIR(a, x);                                                          \
+        DOT_HELD(s0, even & mask, a);                                        \
+        DOT_HELD(s2, even >> 4 & mask, a);                                   \
+        DOT_HELD(s1, odd & mask, a);                                         \
+        DOT_HELD(s3, odd >> 4 & mask, a);                                    \
+        BARRIER;                                                             \
+        PAIR(b, x + 2);                                                      \
+        DOT_HELD(s0, even >> 8 & mask, b);                                   \
+        DOT_HELD(s2, even >> 12 & mask, b);                                  \
+        DOT_HELD(s1, odd >> 8 & mask, b);                                    \
+        DOT_HELD(s3, odd >> 12 & mask, b);                                   \
+        BARRIER;                                                             \
+    }                                                                        \
+    w++, x += 4
 
 /* The sums of four rows, each of which begins with s[0]. */
 typedef void four_rows(int words, const uint32_t *w, const int16_t *x, uint32_t *s);
@@ -301,7 +327,11 @@ static int32_t requantized(int32_t sum, uint32_t code, int shift, int32_t low, i
     int k = (int)(code & 127u);
     int32_t v = (int32_t)(((int64_t)(int32_t)((uint32_t)sum << shift) * (int32_t)code) >> 32);
     if (k > 22 || ((uint32_t)v << k) + 0x80800000u <= 0x1000000u) return rounded(sum, code, shift, low, high);
+#ifdef LANES
+    v = (int32_t)((int64_t)(((uint64_t)(int64_t)v << k) + 0x80000000u) >> 32); /* one shift by k, not two */
+#else
     v = ((v >> (31 - k)) + 1) >> 1;
+#endif
     return v < low ? low : v > high ? high : v;
 }
 
@@ -385,54 +415,67 @@ static void odd2(int words, const uint32_t *w, const int16_t *x, uint32_t *s) {
     END;
 }
 
-/* Adds the third bit of weights, which is worth `unit`: a word has that of 8 columns. */
-static void third(int quads, const uint32_t *w, const int16_t *x, uint32_t unit, uint32_t *s) {
-    MASK(1u);
+/* Two bits of all columns, and their third bit, which is in a word for 8 columns behind those of the first two. */
+static void three(int words, const uint32_t *w, const int16_t *x, int twice, uint32_t *s) {
+    MASK(7u);
+    int quads = 2 * words / 3;
+    const uint32_t *third = w + quads;
     uint32_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;
 #ifdef LANES
-    LANE_SUMS;
-    for (; quads > 7; quads -= 8, w += 4, x += 32) {
-        const LANES a = CODES(x), b = CODES(x + 8), c = CODES(x + 16), d = CODES(x + 24), v = WORDS(w);
-        const LANES ab = LOW_PAIRS(a, b), cd = LOW_PAIRS(c, d), ba = HIGH_PAIRS(a, b), dc = HIGH_PAIRS(c, d);
-        LANE_ROWS(v, 0, 1, 0, 1, LOW_HALVES(ab, cd));
-        LANE_ROWS(v, 4, 1, 0, 1, HIGH_HALVES(ab, cd));
-        LANE_ROWS(v, 8, 1, 0, 1, LOW_HALVES(ba, dc));
-        LANE_ROWS(v, 12, 1, 0, 1, HIGH_HALVES(ba, dc));
+    /* Half words of `even` and `odd` have all three bits of the first and third rows, or of the second and fourth, for
+       two columns. Sums with 16 times those of another row fit for 2048 columns. */
+    while (quads > 3) {
+        const uint32_t *end = w + (quads < 512 ? quads & ~3 : 512);
+        LANE_SUMS;
+        quads -= (int)(end - w);
+        for (; w != end; w += 4, third += 2, x += 16) {
+            const LANES a = CODES(x), b = CODES(x + 8), e = EVEN_PAIRS(a, b), f = ODD_PAIRS(a, b);
+            const LANES v = WORDS(w), u = TWO_WORDS(third), bytes = LOW_PAIRS(ONLY(u, 255), RIGHT(u, 8));
+            const LANES nibbles = ONLY(EITHER(bytes, LEFT(bytes, 4)), 0x0f0f);
+            const LANES spread = EITHER(nibbles, LEFT(nibbles, 2));
+            const LANES even = EITHER(ONLY(v, 0x3333), ONLY(LEFT(spread, 2), 0x4444));
+            const LANES odd = EITHER(ONLY(RIGHT(v, 2), 0x3333), ONLY(LEFT(spread, 1), 0x4444));
+            DOTS(v0, ONLY(even, 7), e);
+            DOTS(v2, ONLY(even, 255), e);
+            DOTS(v0, ONLY(RIGHT(even, 8), 7), f);
+            DOTS(v2, RIGHT(even, 8), f);
+            DOTS(v1, ONLY(odd, 7), e);
+            DOTS(v3, ONLY(odd, 255), e);
+            DOTS(v1, ONLY(RIGHT(odd, 8), 7), f);
+            DOTS(v3, RIGHT(odd, 8), f);
+        }
+        v2 = LESS(v2, v0, 4), v3 = LESS(v3, v1, 4);
+        ADD_LANES;
     }
-    ADD_LANES;
 #endif
-    for (; quads > 0; quads -= 2, w++, x += 8) {
-        PAIR(a, x);
-        ROWS(DOT_HELD, *w, 0, 1, 0, a);
-        PAIR(b, x + 2);
-        ROWS(DOT_HELD, *w, 4, 1, 0, b);
+    for (; quads > 0; quads -= 2, third++) {
+        THREE_BITS(*third);
         if (quads > 1) {
-            PAIR(c, x + 4);
-            ROWS(DOT_HELD, *w, 8, 1, 0, c);
-            PAIR(d, x + 6);
-            ROWS(DOT_HELD, *w, 12, 1, 0, d);
+            THREE_BITS(*third >> 8);
         }
     }
-    s[0] += unit * s0, s[1] += unit * s1, s[2] += unit * s2, s[3] += unit * s3;
+    s[1] = *s + (s1 << twice), s[2] = *s + (s2 << twice), s[3] = *s + (s3 << twice), s[0] += s0 << twice;
 }
 
-/* Two bits of all columns, and then their third bit. */
 static void four3(int words, const uint32_t *w, const int16_t *x, uint32_t *s) {
-    int quads = 2 * words / 3;
-    four2(quads, w, x, s);
-    third(quads, w + quads, x, 4, s);
+    three(words, w, x, 0, s);
 }
 
 static void odd3(int words, const uint32_t *w, const int16_t *x, uint32_t *s) {
-    int quads = 2 * words / 3;
-    odd2(quads, w, x, s);
-    third(quads, w + quads, x, 8, s);
+    three(words, w, x, 1, s);
 }
 
 /* -offset times the sum of x, modulo 2^32. */
 static uint32_t offset_sum(int offset, int k, const int16_t *x) {
     MASK(1u);
     uint32_t sum = 0;
+#ifdef LANES
+    uint32_t t[4];
+    SUMS v0 = ZERO;
+    for (; k > 7; k -= 8, x += 8) DOTS(v0, ONES, CODES(x));
+    STORE(t, v0);
+    sum = t[0] + t[1] + t[2] + t[3];
+#endif
     for (; k > 1; k -= 2, x += 2) {
         PAIR(a, x);
         DOT(sum, mask, a);
@@ -505,13 +548,11 @@ static void dense(four_rows *four, int offset, int words, int shift, int n, int 
                   const uint32_t *m, const int16_t *x, int low, int high, int step, int16_t *y) {
     uint32_t start = offset_sum(offset, k, x), s[4];
     int i;
-    for (i = 0; i < n; i++, y += step) {
-        if (!(i & 3)) {
-            s[0] = start;
-            four(words, w, x, s);
-            w += words;
-        }
-        *y = (int16_t)requantized((int32_t)((uint32_t)b[i] + s[i & 3]), m[i], shift, low, high);
+    for (; n > 0; n -= 4, w += words) {
+        s[0] = start;
+        four(words, w, x, s);
+        for (i = 0; i < 4 && i < n; i++, y += step)
+            *y = (int16_t)requantized((int32_t)((uint32_t)*b++ + s[i]), *m++, shift, low, high);
     }
 }
 
