@@ -477,7 +477,7 @@ class Agent:
         about: Any = {"observations": given, "environment": environment, "seed": seed}
         symmetric = symmetric_activations
         exported = exporting.quantised(policy, target, precision, mode, symmetric_activations=symmetric, **about)
-        return exporting.export(exported, target, Path(directory), name=name, package=package, **about)
+        return exporting.export(exported, target, Path(directory), name=name, package=package, agent=policy, **about)
 
     def _quantized(self) -> QuantizedPolicy:
         if isinstance(self.policy, QuantizedPolicy):

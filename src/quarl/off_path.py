@@ -25,7 +25,7 @@ Kind = Literal["perturbed", "starts", "box"]
 """Kind of state off the path.
 
 perturbed: episodes of the policy in which each action is a random one with probability RANDOM.
-starts: episodes of STEPS steps at most, which begin at a random start (see `move`), or with 10 to 30 random actions.
+starts: episodes of STEPS steps at most, which go on from a random state (see `move`), or after 10 to 30 random actions.
 box: independent uniform samples between the bounds of the environment's observations.
 """
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -65,16 +65,22 @@ def off_path(
         UnsupportedError: There is no box: a number has no bounds, or there are more than MOST_INPUTS.
     """
     if kind != "box":
-        about: Any = {"environment": environment, "engine": engine, "seed": seed, "min_episodes": min_episodes}
         return record(
-            policy, stream, num=count, leave=partial(_Leaving, policy=policy, starts=kind == "starts"), **about
+            policy,
+            stream,
+            seed=seed,
+            environment=environment,
+            engine=engine,
+            num=count,
+            min_episodes=min_episodes,
+            leave=partial(_Leaving, policy=policy, starts=kind == "starts"),
         )
     with held(partial(environment.make_for, policy)) as env:
         space: Any = env.observation_space
     if np.size(space.low) > MOST_INPUTS or not np.isfinite(space.high - space.low).all():
         raise UnsupportedError(f"no box: its observations need {MOST_INPUTS} numbers or fewer, and bounds for each")
-    rows = np.random.default_rng(seed).uniform(space.low, space.high, (count, *space.shape))
-    return rows.astype(policy.observation_dtype)
+    rng = np.random.default_rng(seed)
+    return rng.uniform(space.low, space.high, (count, *space.shape)).astype(policy.observation_dtype)
 
 
 def away(observations: Array, factor: float = 1.5, *, seed: int = 0) -> Array:
@@ -94,20 +100,18 @@ def away(observations: Array, factor: float = 1.5, *, seed: int = 0) -> Array:
 def move(env: Any, rng: np.random.Generator) -> bool:
     """Set an innermost environment to a random state; return False if its state cannot be set.
 
-    Noise with deviations 0.1 and 1 is added to positions and velocities of gymnasium's MuJoCo environments. A `state`
-    in the shape of the observation is drawn between the bounds of that; numbers without bounds get noise of deviation
-    1.
+    Positions and velocities of gymnasium's MuJoCo environments are changed by noise with deviations 0.1 and 1. A
+    `state` in the shape of the observation is drawn between the bounds of that, and less than 2 away without bounds.
     """
     if any(each.__name__ == "MujocoEnv" for each in type(env).__mro__):
-        both = (env.data.qpos, 0.1), (env.data.qvel, 1.0)
-        env.set_state(*(values + rng.normal(0, deviation, values.shape) for values, deviation in both))
+        qpos, qvel = env.data.qpos, env.data.qvel
+        env.set_state(qpos + rng.normal(0, 0.1, qpos.shape), qvel + rng.normal(0, 1, qvel.shape))
         return True
     state, space = vars(env).get("state"), env.observation_space
     if not isinstance(state, np.ndarray) or state.dtype.kind != "f" or state.shape != space.shape:
         return False
     bounded = np.isfinite(space.high - space.low)
-    drawn = rng.uniform(*(np.where(bounded, end, 0) for end in (space.low, space.high)))
-    env.state = np.where(bounded, drawn, state + rng.standard_normal(state.shape))
+    env.state = rng.uniform(np.where(bounded, space.low, state - 2), np.where(bounded, space.high, state + 2))
     return True
 
 
@@ -123,19 +127,14 @@ class _Leaving(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._rng = np.random.default_rng(seed)
         started = self.env.reset(seed=seed, options=options)
-        for _ in range(20 if self._starts else 0):  # after as many tries that end at once it is the usual start
-            # an action shows the new state through all wrappers
-            for _ in range(1 if move(self.unwrapped, self._rng) else self._rng.integers(10, 31)):
-                observation, _, terminated, truncated, info = self.env.step(self._random())
-                if terminated or truncated:
-                    break
-            else:
-                return observation, info
-            started = self.env.reset(seed=seed, options=options)
+        # one action shows a new state through all wrappers
+        self._lead = 0 if not self._starts else 1 if move(self.unwrapped, self._rng) else self._rng.integers(10, 31)
         return started
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        return self.env.step(self._random() if not self._starts and self._rng.random() < RANDOM else action)
+        self._lead -= 1
+        is_random = self._lead >= 0 if self._starts else self._rng.random() < RANDOM
+        return self.env.step(self._random() if is_random else action)
 
     def _random(self) -> Any:
         """Return a uniformly random action, one that masks allow.

@@ -83,7 +83,7 @@ def test_files_that_are_no_golden_vectors_are_refused_in_a_line(tmp_path):
     np.savez(path, observations=np.zeros((2, 3)))
     with pytest.raises(QuarlError, match=r"^other\.npz holds no golden vectors"):
         golden.read(path.read_bytes(), "other.npz")
-    np.savez(path, observations=np.zeros((2, 3)), outputs=np.zeros((1, 3)), given=np.zeros((2, 3)), edges=0)
+    np.savez(path, observations=np.zeros((2, 3)), outputs=np.zeros((1, 3)), given=np.zeros((2, 3)), edges=0, off_path=0)
     with pytest.raises(QuarlError, match="golden vectors of different lengths"):
         golden.read(path.read_bytes(), "other.npz")
 

@@ -274,4 +274,4 @@ def test_a_difference_ends_the_verb_with_code_2_after_its_table(folder, tmp_path
     assert main(["verify", str(tmp_path / "out"), "--runtime", "litert", "--episodes", "0"]) == 2
     said = capsys.readouterr()
     assert "differs" in said.out
-    assert "in litert, golden vectors: 2" in said.err
+    assert "in litert, golden vectors: 3" in said.err

@@ -33,7 +33,7 @@ def run(config: ExportConfig) -> None:
     source = model.locate(config)
     file = find.in_folder(source) if source.is_dir() else source
     contract = export(
-        exported, config.to, config.output, source=file, name=config.name, package=config.package, **about
+        exported, config.to, config.output, source=file, name=config.name, package=config.package, agent=policy, **about
     )
     rows = [VerifyRow(check="golden vectors", count=each.pop("vectors"), **each) for each in contract["verified"]]
     said += [

@@ -17,19 +17,23 @@ from quarl.readers import find
 def run(config: VerifyConfig) -> None:
     """Print a row for each check; raise QuarlError if one fails."""
     path = Path(config.model)
-    rows: list[VerifyRow] = []
-    said: list[str] = []
-    about: Any = {"episodes": config.episodes, "env_id": config.env, "margin_pct": config.margin, "seed": config.seed}
-    about |= {
-        "edited": config.edited,
-        "recorded": config.observations and partial(model.observations, config.observations),
-    }
-    checks = verify(path, config.runtime, agent=find.opened(config.agent).path if config.agent else None, **about)
-    for each in checks:
-        if isinstance(each, VerifyRow):
-            rows.append(each)
-        else:
-            said.append(each)
+    recorded: Any = config.observations and partial(model.observations, config.observations)
+    checks = list(
+        verify(
+            path,
+            config.runtime,
+            agent=find.opened(config.agent).path if config.agent else None,
+            episodes=config.episodes,
+            env_id=config.env,
+            margin_pct=config.margin,
+            seed=config.seed,
+            edited=config.edited,
+            recorded=recorded,
+            envelope=config.envelope,
+        )
+    )
+    rows = [each for each in checks if isinstance(each, VerifyRow)]
+    said = [each for each in checks if isinstance(each, str)]
     if any(row.runtime == "openvino" for row in rows):
         said.append("openvino computes in float32 here, because of its hint EXECUTION_MODE_HINT=ACCURACY: set it, too")
     terminal.tell(config, VerifyRow, rows, f"{path}", "", *said, model=str(path), seed=config.seed)

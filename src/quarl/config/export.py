@@ -91,6 +91,8 @@ class VerifyConfig(Config):
     """Gymnasium id of the environment; my_module:MyEnv-v0 first imports my_module, which registers it."""
     seed: Annotated[int, SEED] = 0
     """Seed of the episodes."""
+    envelope: Flag = False
+    """Report the errors of a static policy against fp32, and those of dynamic mode, also on states off its path."""
     edited: Flag = False
     """Compile and run the file even if it was edited or written elsewhere: use it only for code that you trust."""
 

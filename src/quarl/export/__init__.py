@@ -19,6 +19,7 @@ from quarl.evaluation import record, sample, split_by_time
 from quarl.export import contract, golden, targets, verification
 from quarl.export.contract import CONTRACT, GOLDEN, POLICY, SUMS, sha256
 from quarl.export.readme import readme
+from quarl.export.states import golden_observations
 from quarl.export.targets import STATIC, TARGETS, file_of
 from quarl.files import staged, write_bytes
 from quarl.inert.zip import read_bytes
@@ -102,6 +103,7 @@ def export(
     seed: int = 0,
     name: str = "policy",
     package: str | None = None,
+    agent: Policy | None = None,
 ) -> dict[str, Any]:
     """Write a folder with the policy's file, its contract, golden vectors and usage; return the contract.
 
@@ -118,6 +120,7 @@ def export(
         seed: Seed of the recorded episodes.
         name: Prefix of symbols and files of "c".
         package: Project around "c" with a control loop: "cmake", "platformio" or "esp-idf"; None writes none.
+        agent: The policy before quantization, to compare with off its path; None compares nothing.
 
     Raises:
         QuarlError: There are neither observations nor an environment.
@@ -136,12 +139,9 @@ def export(
     check = partial(_refuse_files_of_others, directory, target, made_from := _source(policy, source))
     check([POLICY, GOLDEN, CONTRACT, "README.md", SUMS, file])
     env, environment = None, environment or in_environment(policy)[1]
-    if observations is None:
-        environment = environment or home_of(policy, recordable=True)
-        observations = record(
-            policy, "fidelity", seed=seed, num=golden.NUM_RECORDED, min_episodes=3, environment=environment
-        )
-    vectors = golden.record(policy, observations, targets.reference_of(target))
+    arithmetic = targets.reference_of(target)
+    met, beyond = golden_observations(policy, agent, environment, observations, seed, arithmetic)
+    vectors = golden.record(policy, met, arithmetic, beyond)
     # The contract names the numbers of an observation if the environment can be created.
     try:
         env = None if environment is None else environment.make_for(policy)

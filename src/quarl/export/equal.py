@@ -32,8 +32,8 @@ class VerifyRow(Row):
 
     command = "verify"
     check: Annotated[str, Column("check")]
-    """sha256 of files, contract, golden vectors, rollout (fresh observations), recorded observations, or return
-    (episodes)."""
+    """sha256 of files, contract, golden vectors, rollout (fresh observations), recorded observations, against fp32 (on
+    a kind of states), or return (episodes)."""
     runtime: Annotated[str | None, Column("runtime", lambda name: name or "")] = None
     version: Annotated[str | None, Column("version", lambda version: version or "")] = None
     arithmetic: Annotated[str | None, Column("arithmetic", lambda arithmetic: arithmetic or "")] = None
@@ -41,7 +41,17 @@ class VerifyRow(Row):
     count: Annotated[int | None, Column("of", formats.count)] = None
     """Number of files, observations or episodes."""
     result: Annotated[str, Column("result")] = "intact"
-    """intact, equal, or equal within a tolerance; the verdict on returns; differs."""
+    """intact, equal, or equal within a tolerance; the verdict on returns; reported, which no limit judges; differs."""
+    static: Annotated[float | None, Column("static %", formats.three_digits, optional=True)] = None
+    """With --envelope: actions that differ from those of fp32, in percent; for continuous ones their RMS error, in
+    percent of the range."""
+    static_largest: Annotated[float | None, Column("largest, static", formats.three_digits, optional=True)] = None
+    """Largest decision gap of fp32 among these actions, in median gaps; largest error of continuous ones, in percent of
+    the range."""
+    dynamic: Annotated[float | None, Column("dynamic %", formats.three_digits, optional=True)] = None
+    """`static` for the same weights in dynamic mode."""
+    dynamic_largest: Annotated[float | None, Column("largest, dynamic", formats.three_digits, optional=True)] = None
+    """`static_largest` for the same weights in dynamic mode."""
     detail: Annotated[str, Column("", optional=True)] = ""
     """First difference, or the interval of a return."""
 

@@ -21,6 +21,8 @@ from quarl.quant.affine import quantize
 
 NUM_RECORDED = 256
 """Number of observations from recorded episodes."""
+NUM_OFF_PATH = 64
+"""Largest number of observations off the path of the policy."""
 BATCH = 64
 BISECTIONS = 200
 """Halvings after which two float32 numbers of any size are adjacent."""
@@ -41,6 +43,8 @@ class Golden:
     """int8 or int16 codes [N, *shape] by value with a grid; empty except in static mode."""
     edges: int = 0
     """Number of final observations that no episode met: they were chosen to be difficult."""
+    off_path: int = 0
+    """Number of observations before these that are off the path of the policy."""
 
     def to_bytes(self) -> bytes:
         """Return the .npz file; equal vectors give equal bytes."""
@@ -50,6 +54,7 @@ class Golden:
             "outputs": self.outputs,
             "given": self.given,
             "edges": np.int64(self.edges),
+            "off_path": np.int64(self.off_path),
             **{f"{CODES}{name}": codes for name, codes in self.codes.items()},
         }
         np.savez_compressed(file, **arrays)
@@ -78,19 +83,24 @@ class Difference:
         )
 
 
-def record(policy: QuantizedPolicy, observations: Array, arithmetic: str = "f32-rne") -> Golden:
+def record(
+    policy: QuantizedPolicy, observations: Array, arithmetic: str = "f32-rne", off_path: Array | None = None
+) -> Golden:
     """Return the golden vectors of observations [N, *shape] that the policy meets, and of those at their edges.
 
     Args:
         policy: The policy.
         observations: Raw observations.
         arithmetic: Arithmetic of the reference.
+        off_path: Raw observations [M, *shape] off its path, of which NUM_OFF_PATH are taken; None takes none.
 
     Raises:
         QuarlError: The policy returns NaN or infinity for one of them.
     """
-    edges = _edges(policy, observations)
-    return replace(computed(policy, np.concatenate([observations, edges]), arithmetic), edges=len(edges))
+    edges, beyond = _edges(policy, observations), observations[:0] if off_path is None else off_path
+    beyond = beyond[:: -(-len(beyond) // NUM_OFF_PATH) or 1]
+    vectors = computed(policy, np.concatenate([observations, beyond, edges]), arithmetic)
+    return replace(vectors, edges=len(edges), off_path=len(beyond))
 
 
 def computed(policy: QuantizedPolicy, observations: Array, arithmetic: str = "f32-rne") -> Golden:
@@ -120,14 +130,14 @@ def read(data: bytes, where: str) -> Golden:
     arrays = read_npz(data, where)
     try:
         observations, outputs, given = (arrays.pop(name) for name in ("observations", "outputs", "given"))
-        edges = int(arrays.pop("edges"))
+        edges, off_path = int(arrays.pop("edges")), int(arrays.pop("off_path"))
         codes = {name.removeprefix(CODES): array for name, array in arrays.items() if name.startswith(CODES)}
         sizes = {len(each) for each in (observations, outputs, given, *codes.values())}
     except (KeyError, TypeError, ValueError, OverflowError):
         raise QuarlError(f"{where} holds no golden vectors; export the policy again") from None
-    if len(sizes) > 1 or not 0 <= edges < min(sizes) or len(codes) < len(arrays):
+    if len(sizes) > 1 or not 0 <= min(edges, off_path) <= edges + off_path < min(sizes) or len(codes) < len(arrays):
         raise QuarlError(f"{where} holds golden vectors of different lengths; export the policy again")
-    return Golden(observations=observations, outputs=outputs, given=given, codes=codes, edges=edges)
+    return Golden(observations=observations, outputs=outputs, given=given, codes=codes, edges=edges, off_path=off_path)
 
 
 def first_difference(expected: Array, got: Array, tolerance: float = 0.0) -> Difference | None:

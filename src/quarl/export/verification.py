@@ -15,15 +15,16 @@ import numpy as np
 from quarl import __version__, formats, stats
 from quarl.arrays import Array
 from quarl.calibration import quantize
-from quarl.envs.environment import Environment, home_of, in_environment
+from quarl.envs.environment import Environment, in_environment
 from quarl.errors import MissingEnvironmentError, MissingPackageError, QuarlError, UnsupportedError
-from quarl.evaluation import evaluate, record
+from quarl.evaluation import evaluate
 from quarl.export import contract, golden, runtimes, targets
 from quarl.export.contract import CONTRACT, GOLDEN, POLICY, SUMS, Exported
 from quarl.export.damage import place
 from quarl.export.equal import TIGHT, VerifyRow, held
 from quarl.export.golden import Golden
 from quarl.export.runtimes import Runtime
+from quarl.export.states import disagreements, rollout
 from quarl.inert.reading_budget import read_json, reading
 from quarl.inert.zip import read_bytes
 from quarl.judging import fidelity_on
@@ -97,6 +98,7 @@ def verify(
     seed: int = 0,
     edited: bool = False,
     recorded: Callable[[Policy], Array] | None = None,
+    envelope: bool = False,
 ) -> Iterator[VerifyRow | str]:
     """Check a folder that `quarl export` wrote, or one of its files.
 
@@ -112,6 +114,7 @@ def verify(
         seed: Seed of episodes and resampling.
         edited: Run the folder's file as it is, whatever its origin.
         recorded: Returns observations in place of those of fresh episodes, which need an environment.
+        envelope: Compare a static policy with fp32 off the path, too.
 
     Yields:
         A row for each check, or the reason for leaving one out.
@@ -124,8 +127,8 @@ def verify(
     policy, compared, target = None, dict[str, Golden](), ""
     ran = regenerated = False
     if folder is None:
-        if edited or recorded is not None:
-            what = "edited" if edited else "observations"
+        if edited or recorded is not None or envelope:
+            what = "edited" if edited else "envelope" if envelope else "observations"
             raise QuarlError(f"--{what} requires the folder of {path.name}, with its contract and golden vectors")
         exported = contract.policy_of(contract.read(_read(path), str(path)), str(path))
         yield VerifyRow(check="contract", count=1)
@@ -137,16 +140,15 @@ def verify(
         path, target = folder / targets.file_of(full["target"], full["name"], full["package"]), full["target"]
         exported = contract.policy_of(full, str(folder / CONTRACT))
         yield VerifyRow(check="contract", count=1)
-        count = len(compared["golden vectors"].given)
-        yield VerifyRow(check="golden vectors", runtime="reference", count=count, result="equal")
-        regenerated = yield from _regenerated(path, full, policy, compared["golden vectors"], edited)
+        vectors = compared["golden vectors"]
+        about: Any = {"count": len(vectors.given), "detail": f"{vectors.off_path} of them are off the path"}
+        yield VerifyRow(check="golden vectors", runtime="reference", result="equal", **about)
+        regenerated = yield from _regenerated(path, full, policy, vectors, edited)
     home = in_environment(exported, env_id)[1]
-    if policy is not None and recorded is not None:
-        compared["recorded observations"] = golden.computed(policy, recorded(policy), targets.reference_of(target))
-    elif home is None:
-        yield "left out, because they need an environment: rollout and return; name one with --env"
-    elif policy is not None:
-        compared["rollout"] = _rollout(policy, home_of(policy, env_id), seed + 1, target)
+    arithmetic = targets.reference_of(target)
+    yield from _add_observations(compared, policy, recorded, home, seed, arithmetic)
+    if envelope and policy is not None:
+        yield from disagreements(policy, _source(path.parent, full, agent), compared, home, seed, arithmetic)
     plays = home if folder is not None and episodes else None
     baseline = None if plays is None else (yield from _baseline(path.parent, full, agent, episodes, seed, plays))
     # Compare and play the file in each runtime; only code that equals a new export is run in this process.
@@ -188,10 +190,21 @@ def _baseline(
         return None
 
 
-def _rollout(policy: QuantizedPolicy, home: Environment, seed: int, target: str) -> Golden:
-    """Return the vectors of fresh observations of the policy's own episodes."""
-    x = record(policy, "fidelity", seed=seed, environment=home, num=golden.NUM_RECORDED, min_episodes=3)
-    return golden.computed(policy, x, targets.reference_of(target))
+def _add_observations(
+    compared: dict[str, Golden],
+    policy: QuantizedPolicy | None,
+    recorded: Callable[[Policy], Array] | None,
+    home: Environment | None,
+    seed: int,
+    arithmetic: str,
+) -> Iterator[str]:
+    """Add vectors of recorded observations, or of fresh ones of the policy's own episodes; yield a reason for none."""
+    if policy is not None and recorded is not None:
+        compared["recorded observations"] = golden.computed(policy, recorded(policy), arithmetic)
+    elif home is None:
+        yield "left out, because they need an environment: rollout and return; name one with --env"
+    elif policy is not None:
+        compared["rollout"] = golden.computed(policy, rollout(policy, home, seed + 1), arithmetic)
 
 
 def _regenerated(
