@@ -34,9 +34,9 @@ LAB: Mapping[str, str] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    0: done. 1: a process of the run died, or the output's reader has closed. 2: the user's mistake, one line on stderr.
-    3: nothing fits the board. 4: too few actors left. 130: Ctrl-C, and 128 + N signal N. Without argv the program ends
-    then, with everything that it started.
+    0: done. 1: a process of the run died, the output's reader has closed, or a proof failed. 2: the user's mistake, one
+    line on stderr. 3: nothing fits the board. 4: too few actors left. 130: Ctrl-C, and 128 + N signal N. Without argv
+    the program ends then, with everything that it started.
     """
     if argv is not None:
         return _run(list(argv))

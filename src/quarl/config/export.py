@@ -95,6 +95,8 @@ class VerifyConfig(Config):
     """Report the errors of a static policy against fp32, and those of dynamic mode, also on states off its path."""
     edited: Flag = False
     """Compile and run the file even if it was edited or written elsewhere: use it only for code that you trust."""
+    prove: Flag = False
+    """Prove from C alone that no sum, shift or index leaves its range, and where grids saturate; writes proof.json."""
 
     def check(self) -> None:
         super().check()

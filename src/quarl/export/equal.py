@@ -23,7 +23,7 @@ CLOSE, CLOSE_SHARE = 1e-5, 0.995
 """Tolerance for a runtime that computes in float: share of the range, and share of observations within it."""
 TIGHT = 1e-6
 """Tolerance for a runtime that computes in integers, as a share of the range: only its tanh may differ."""
-DIFFERS = "differs"
+DIFFERS, NOT_PROVEN = "differs", "not proven"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +33,16 @@ class VerifyRow(Row):
     command = "verify"
     check: Annotated[str, Column("check")]
     """sha256 of files, contract, golden vectors, rollout (fresh observations), recorded observations, against fp32 (on
-    a kind of states), or return (episodes)."""
+    a kind of states), return (episodes), 32-bit sums of C, or grid of a layer in C."""
     runtime: Annotated[str | None, Column("runtime", lambda name: name or "")] = None
     version: Annotated[str | None, Column("version", lambda version: version or "")] = None
     arithmetic: Annotated[str | None, Column("arithmetic", lambda arithmetic: arithmetic or "")] = None
     """Arithmetic of the expected results: f32-rne, q31-double, int16x8 or qdq."""
     count: Annotated[int | None, Column("of", formats.count)] = None
-    """Number of files, observations or episodes."""
+    """Number of files, observations, episodes, calls or codes."""
     result: Annotated[str, Column("result")] = "intact"
-    """intact, equal, or equal within a tolerance; the verdict on returns; reported, which no limit judges; differs."""
+    """intact, equal, or equal within a tolerance; the verdict on returns; reported, which no limit judges; proven or
+    not proven; cannot saturate, saturates, or not decided; differs."""
     static: Annotated[float | None, Column("static %", formats.three_digits, optional=True)] = None
     """With --envelope: actions that differ from those of fp32, in percent; for continuous ones their RMS error, in
     percent of the range."""
@@ -53,7 +54,7 @@ class VerifyRow(Row):
     dynamic_largest: Annotated[float | None, Column("largest, dynamic", formats.three_digits, optional=True)] = None
     """`static_largest` for the same weights in dynamic mode."""
     detail: Annotated[str, Column("", optional=True)] = ""
-    """First difference, or the interval of a return."""
+    """First difference, the interval of a return, or the codes of a grid, with an observation at which it saturates."""
 
 
 def held(check: str, policy: QuantizedPolicy, target: str, vectors: Golden, runtime: Runtime) -> VerifyRow:

@@ -186,10 +186,20 @@ class Call(NamedTuple):
         return f"    {self.kernel}({', '.join(self.arguments)});"
 
     @property
+    def named(self) -> dict[str, str]:
+        """Return the arguments by the names of the kernel's parameters."""
+        return {p.name: a for p, a in zip(parameters(self.kernel), self.arguments, strict=True)}
+
+    @property
     def sizes(self) -> dict[str, int]:
         """Return the whole numbers among the arguments by the names of the kernel's parameters."""
-        named = zip(parameters(self.kernel), self.arguments, strict=True)
-        return {p.name: int(a) for p, a in named if p.ctype == "int" and re.fullmatch(r"-?\d{1,9}", a)}
+        whole = [p.name for p in parameters(self.kernel) if p.ctype == "int"]
+        return {name: int(a) for name, a in self.named.items() if name in whole and re.fullmatch(r"-?\d{1,9}", a)}
+
+    def place(self, parameter: str) -> tuple[str, int]:
+        """Return the array and the offset behind a pointer."""
+        array, _, start = self.named[parameter].partition(" + ")
+        return array, int(start or 0)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -375,8 +385,7 @@ def _fits(call: Call, room: Mapping[str, tuple[str, int]], reached: dict[str, in
     wanted = parameters(call.kernel)
     if len(call.arguments) != len(wanted):
         return False
-    given = {p.name: a for p, a in zip(wanted, call.arguments, strict=True)}
-    sizes = call.sizes
+    given, sizes = call.named, call.sizes
     for const, ctype, name, extent in wanted:
         if extent is None:
             is_real = ctype == "real" and re.fullmatch(r"0x[0-9a-f]{8}u", given[name])
