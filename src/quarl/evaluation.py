@@ -115,6 +115,7 @@ def evaluate(
     stochastic: bool | None = None,
     num_workers: int = 1,
     stream: Stream = "evaluation",
+    record: int = 0,
     progress: Callable[[Episode], None] | None = None,
 ) -> Evaluation:
     """Play episodes and return their results, which depend only on the policy, the environment and the seed.
@@ -130,6 +131,7 @@ def evaluate(
         stochastic: Sample actions from the policy's distribution; None follows the zoo's convention for this agent.
         num_workers: Number of processes that share the episodes.
         stream: Purpose of the episodes, which keeps their seeds apart from others.
+        record: Steps from one observation of an episode that `progress` gets to the next; 0 records none.
         progress: Called with every finished episode, in the order in which they finish.
 
     Returns:
@@ -157,12 +159,13 @@ def evaluate(
         stream=stream,
         seed=seed,
         stochastic=policy.provenance.stochastic if stochastic is None else stochastic,
+        record=record,
         **environment.playing(policy),
     )
     finished: list[Episode] = []
 
     def report(episode: Episode) -> None:
-        finished.append(episode)
+        finished.append(replace(episode, observations=None))
         if progress is not None:
             progress(episode)
 

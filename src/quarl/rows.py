@@ -129,6 +129,18 @@ ErrorMax = Annotated[
 ]
 Returns = Annotated[list[float] | None, "Return of each episode, in the same order for all precisions."]
 Steps = Annotated[int, Column("steps", "{:,}".format), "Environment steps."]
+Saturated = Annotated[
+    float | None,
+    Column("saturated %", formats.percent, optional=True),
+    "Share of steps, 0..1, with a code at an end of its grid, from a sample of the steps of each episode. Results of "
+    "ReLU, tanh and sigmoid at their own limits do not count. Null without static grids.",
+]
+Outside = Annotated[
+    float | None,
+    Column("outside %", formats.percent, optional=True),
+    "Share of steps, 0..1, of the same sample, with a number of the observation outside the calibrated box. Null "
+    "without a box.",
+]
 Updates = Annotated[int, Column("updates", "{:,}".format), "Gradient steps."]
 Minutes = Annotated[float, Column("minutes", "{:.1f}".format)]
 ActorPrecision = Annotated[

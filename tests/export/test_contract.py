@@ -181,8 +181,8 @@ def test_contract_states_the_calibrated_box_in_the_fewest_digits():
     policy = boxed(networks.dense([3, 6, 2]), [-0.1, 0, 1e-30], [0.1, 16777216, 1e-30])
     said = full(policy, "c")
     assert said["observation"]["box"] == {"low": [-0.1, 0, 1e-30], "high": [0.1, 16777216, 1e-30]}
-    assert "`policy_act` returns 1, and 0 inside" in readme(said, "policy.c")
-    assert "policy_act" not in readme({**full(policy), "verified": []}, "policy.tflite")
+    assert "case 1: count++; break; /* an action, but the observation is outside" in readme(said, "policy.c")
+    assert "`observation.box` of `contract.json`" in readme(full(policy), "policy.tflite")
     moved = replace(policy, box=(policy.box[0], np.nextafter(policy.box[1], np.float32(np.inf))))
     assert list(contract.differences(moved, json.loads(json.dumps(said, default=contract.plain)))) == [
         "observation.box.high"

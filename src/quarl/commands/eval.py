@@ -7,18 +7,19 @@ from typing import Annotated
 
 import numpy as np
 
-from quarl import formats, stats
+from quarl import formats, saturation, stats
 from quarl.calibration import quantize
 from quarl.commands import model, terminal
 from quarl.config import EvalConfig
 from quarl.engines import Engine
+from quarl.envs.rollout import Episode
 from quarl.errors import QuarlError
 from quarl.evaluation import evaluate
 from quarl.export import verification
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import EXACT
 from quarl.readers.normalizer import sentence
-from quarl.rows import Column, EngineName, Episodes, Measured, Precision, Returns, Row, Steps
+from quarl.rows import Column, EngineName, Episodes, Measured, Outside, Precision, Returns, Row, Saturated, Steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,8 @@ class EvalRow(Row):
     steps: Steps
     steps_per_s: Annotated[float, Column("steps/s", "{:,.0f}".format)]
     """Steps of all environments together per second."""
+    saturated: Saturated
+    outside: Outside
     returns: Returns
 
 
@@ -65,7 +68,13 @@ def run(config: EvalConfig) -> None:
         policy = model.read(config)
     policy, environment = model.at_home(policy, config)
     exact = policy if isinstance(policy, QuantizedPolicy) else quantize(policy, EXACT)
+    seen: list[Episode] = []
     with terminal.progress(config.episodes) as progress:
+
+        def ended(episode: Episode) -> None:
+            seen.append(saturation.thinned(episode, config.episodes))
+            progress(exact.spec.precision, 1)
+
         evaluation = evaluate(
             exact,
             episodes=config.episodes,
@@ -75,7 +84,8 @@ def run(config: EvalConfig) -> None:
             batch=config.batch,
             stochastic=True if config.stochastic else False if config.deterministic or is_exported else None,
             num_workers=config.workers,
-            progress=lambda episode: progress(exact.spec.precision, 1),
+            record=saturation.interval(exact),
+            progress=ended,
         )
     row = EvalRow(
         precision=exact.spec.precision,
@@ -86,6 +96,7 @@ def run(config: EvalConfig) -> None:
         **stats.as_fields(evaluation.success, "success", "success"),
         steps=evaluation.num_steps,
         steps_per_s=evaluation.num_steps / evaluation.wall_s,
+        **saturation.shares(exact, seen),
         returns=evaluation.returns.tolist(),
     )
     terminal.tell(

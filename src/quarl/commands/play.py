@@ -18,7 +18,7 @@ import matplotlib as mpl
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from quarl import engines, formats
+from quarl import engines, formats, saturation
 from quarl.arrays import Array
 from quarl.calibration import Calibrated, quantised
 from quarl.commands import model, terminal
@@ -33,7 +33,7 @@ from quarl.files import write_bytes
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.report.style import INK, PAPER
-from quarl.rows import Column, EngineName, Measured, Precision, Row, Steps
+from quarl.rows import Column, EngineName, Measured, Outside, Precision, Row, Saturated, Steps
 
 Show = Callable[[Array], None]
 """Function that shows a picture, uint8 [H, W, 3]."""
@@ -57,6 +57,8 @@ class PlayRow(Row):
     total: Annotated[float, Column("return", formats.number)]
     """Sum of rewards."""
     steps: Steps
+    saturated: Saturated
+    outside: Outside
 
 
 class Filmed(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -102,9 +104,10 @@ def run(config: PlayConfig) -> None:
     rows = []
     with _window(rate) if config.record is None else _video(config.record, rate) as show:
         for episode in range(config.episodes):
-            for (player, engine), shown in zip(players, _play(setting, players, episode, show), strict=True):
+            stages, shares = _play(setting, players, episode, show)
+            for (player, engine), shown in zip(players, stages, strict=True):
                 ran: Any = {"precision": player.spec.precision, "engine": engine.name, "measured": engine.measured}
-                rows.append(PlayRow(episode=episode, total=shown.total, steps=shown.steps, **ran))
+                rows.append(PlayRow(episode=episode, total=shown.total, steps=shown.steps, **ran, **shares))
     said = [] if config.record is None else ["", f"video: {config.record}"]
     title = policy.provenance.title(env_id)
     algo, path = policy.provenance.algo, str(model.locate(config))
@@ -122,8 +125,11 @@ def _policies(policy: Policy, environment: Environment, config: PlayConfig) -> l
     return [quantised(Calibrated(policy, observations), each) for each in (EXACT, spec)]
 
 
-def _play(setting: Play, players: Sequence[Player], episode: int, show: Show) -> list[Filmed]:
-    """Play the episode with all players in step from the same start, and return each player's environment."""
+def _play(setting: Play, players: Sequence[Player], episode: int, show: Show) -> tuple[list[Filmed], dict[str, Any]]:
+    """Play the episode with all players in step from the same start.
+
+    Return each player's environment, and the shares of steps that saturate. Two players have no static grids.
+    """
     stages: list[Filmed] = []
 
     def make() -> Filmed:
@@ -140,10 +146,12 @@ def _play(setting: Play, players: Sequence[Player], episode: int, show: Show) ->
         pairs = zip(players, seen[:, None], strict=True)
         return np.concatenate([engines.sound(player, x, engine.run(x)) for (player, engine), x in pairs])
 
-    for ended, _ in enumerate(play(replace(setting, make=make), act, [episode] * len(players)), 1):
+    filmed, seen = replace(setting, make=make, record=saturation.interval(players[0][0])), []
+    for ended, finished in enumerate(play(filmed, act, [episode] * len(players)), 1):
+        seen.append(saturation.thinned(finished, 1))
         if ended == len(players):
             show(_picture(players, stages))
-    return stages
+    return stages, saturation.shares(players[0][0], seen)
 
 
 def _picture(players: Sequence[Player], stages: Sequence[Filmed]) -> Array:

@@ -293,7 +293,7 @@ def policy_of(contract: Mapping[str, Any], where: str) -> Exported:
             inputs=tuple(Input(str(k), kind, tuple(s), tuple(v)) for k, kind, s, v in observation["inputs"]),
             ops=(),
             head=head,
-            box=_box(contract.get("box"), tuple(observation["shape"])),
+            box=_box(ends, observation["shape"]) if (ends := contract.get("box")) is not None else None,
             provenance=provenance_from_json({**of_environment, **{name: of[name] for name in SOURCE}}),
             spec=QuantSpec.from_json(spec) if spec else QuantSpec.parse(contract["precision"], mode=contract["mode"]),
             width=size,
@@ -303,10 +303,8 @@ def policy_of(contract: Mapping[str, Any], where: str) -> Exported:
 
 
 @np.errstate(over="ignore")
-def _box(given: Any, shape: tuple[int, ...]) -> tuple[Array, Array] | None:
-    """Return the ends of the calibration observations that `box` wrote; None if they were left out."""
-    if given is None:
-        return None
+def _box(given: Any, shape: list[int]) -> tuple[Array, Array]:
+    """Return the ends of the calibration observations, float32 [*shape], that `box` wrote."""
     low, high = (np.array(given[end], np.float32).reshape(shape) for end in ("low", "high"))
     if not np.isfinite([low, high]).all() or (low > high).any():
         raise ValueError("its box has a low end above the high one, or one that is not finite")

@@ -72,7 +72,7 @@ numbers. `strings` shows `NAME_id` in a firmware: name, version, and the sha256 
 """Note in the folder of C."""
 BOX = """
 Calibration saw the numbers from `low` to `high` in `observation.box` of `contract.json`. Outside this box the grids of
-static mode may saturate. There `NAME_act` returns 1, and 0 inside: it has acted in both cases."""
+static mode may saturate."""
 
 
 def readme(contract: Mapping[str, Any], file: str) -> str:
@@ -101,8 +101,7 @@ def readme(contract: Mapping[str, Any], file: str) -> str:
     x, act = ("uint8_t", "act") if observation["dtype"] == "uint8" else ("float", "act_float")
     call = CALLS.get(contract["target"], CALLS[kind]).replace("{x}", x).replace("{act}", act)
     call = call.replace("NAME", name).replace("MACRO", name.upper())
-    box = BOX.replace("NAME", name) if observation["box"] else ""
-    box, package = box if kind == "c" else box.partition(" There")[0], contract["package"]
+    package, box = contract["package"], BOX if observation["box"] else ""
     loop = LOOP.format(PACKAGES[package]).replace("NAME", name) if package else ""
     return f"""# {source["algo"] or "A policy"} on {where}, {contract["precision"]} {contract["mode"]}
 

@@ -118,8 +118,11 @@ class Lowering:
             self.call("clip", raw, place, -np.inf, np.inf, Place("y"))
         network, self.calls = tuple(self.calls), []
         a, action = self._head(raw)
-        head, self.calls = tuple(self.calls), []
-        self._box()
+        head, self.calls, self.now = tuple(self.calls), [], len(self.policy.ops)
+        if (box := self.policy.box) is not None:
+            alike = all(np.ptp(ends) == 0 for ends in box)
+            ends = (end.ravel()[: 1 if alike else None] for end in box)
+            self.call("outside", box[0].size, not alike, Place("x"), *ends)
         weights, grids = (digest[:16] for digest in digests(self.policy).values())
         x = "uint32_t" if self.values[OBSERVATION].bytes_as is None else "uint8_t"
         return Program(
@@ -361,15 +364,6 @@ class Lowering:
             kernel = "clip" if head.kind == "clip" else "squash"
             self.call(kernel, low.size if alike else 1, y.after(index), *ends, a.after(index))
         return "uint32_t", low.size
-
-    def _box(self) -> None:
-        """Append the comparison of the observation with the box of calibration, if there is one."""
-        if (box := self.policy.box) is None:
-            return
-        self.now = len(self.policy.ops)
-        size, step = box[0].size, any(np.ptp(ends) > 0 for ends in box)
-        ends = [each.ravel()[: None if step else 1] for each in box]
-        self.call("outside", size, step, Place("x"), *ends)
 
     def _table(self, role: str, ctype: str, values: Array) -> str:
         """Return the name of the table of these numbers."""
