@@ -97,6 +97,16 @@ def test_int16x8_actions_are_within_half_a_percent_of_fp32():
         assert policy.head.distance(*given).mean() < 0.005
 
 
+def test_the_grid_of_the_output_covers_sums_of_inputs_in_their_ranges():
+    policy, _ = static(networks.dense([5, 16, 3], "relu"))
+    op, read = policy.linear[-1], policy.grids[policy.linear[-1].inputs[0]]
+    low, high = (step * read.scale for step in read.steps)
+    assert low == 0  # of relu
+    weight = op.weight.codes * op.weight.scale[:, None]
+    largest = max(np.abs(op.bias + np.where(sign * weight > 0, high * weight, 0).sum(axis=1)).max() for sign in (1, -1))
+    assert 0.5 < largest / (int16x8.grids(policy)[policy.output].scale * 32767) <= 1
+
+
 @pytest.mark.parametrize(
     ("policy", "said"),
     [

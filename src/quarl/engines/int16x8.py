@@ -51,7 +51,8 @@ def entry(policy: Policy) -> str:
 def grids(policy: QuantizedPolicy) -> dict[str, ActivationGrid]:
     """Return the int16 grid of every value in the file by name, in order.
 
-    A layer that writes the output has no calibrated grid. Its grid covers all sums that are possible.
+    A layer that writes the output has no calibrated grid. Its grid covers all sums of inputs in their calibrated
+    ranges.
 
     Raises:
         UnsupportedError: An operator has no integer kernel, or a layer has other weights than int8.
@@ -85,7 +86,13 @@ def _grid_of_layer(policy: QuantizedPolicy, op: Dense, source: ActivationGrid, f
     weight, known, head = symmetric(op, TARGET), policy.grids.get(op.name), policy.head
     sums = np.abs(weight.codes, dtype=np.float64).sum(axis=1) * -LOW
     reached = float((sums * unit(weight, source) + np.abs(op.bias)).max())
-    extent = reached if known is None else known.reach * known.scale
+    if known is None:
+        read = policy.grids[op.inputs[0]]
+        ends = np.array(read.steps) * read.scale
+        products = np.sort((weight.codes * weight.scale[:, None])[..., None] * ends)
+        extent = float(np.abs(products.sum(axis=1) + op.bias[:, None]).max())
+    else:
+        extent = known.reach * known.scale
     if op.name == policy.output and head.kind == "clip":
         extent = min(extent, float(np.abs([head.low, head.high]).max()))
     elif functions <= SQUASHING and (functions or (op.name == policy.output and head.kind == "tanh")):
