@@ -30,7 +30,7 @@ def static(widths, precision):
 def without_tools(monkeypatch):
     """No cross-compiler."""
 
-    def refused(name, file):
+    def refused(name, file, small):
         raise QuarlError("runtime c-m4 is not installed: apt install x")
 
     monkeypatch.setattr(boards, "load", refused)
@@ -52,10 +52,13 @@ def test_without_a_compiler_memory_is_unknown_and_instructions_estimated(without
 def test_estimates_lie_near_what_is_counted(precision, monkeypatch):
     require.runtime("c-m4")
     policy = static([8, 64, 64, 4], precision)
-    counted = footprint(policy, "c")
+    counted = footprint(policy, "c", small=True)
     assert "counted" in counted.how
+    assert counted.flash_os < counted.flash
+    assert counted.instructions_os > counted.instructions
+    assert 0 < counted.ram_os < 2 * counted.ram
     with monkeypatch.context() as patch:
-        patch.setattr(boards, "load", lambda name, file: footprint(policy, "onnx"))
+        patch.setattr(boards, "load", lambda name, file, small: footprint(policy, "onnx"))
         estimated = footprint(policy, "c")
     assert estimated.instructions == pytest.approx(counted.instructions, rel=ESTIMATE)
 
@@ -93,8 +96,9 @@ def test_without_a_compiler_only_a_bound_on_memory_leaves_fits_unknown(without_t
 @pytest.fixture
 def counted(monkeypatch):
     """Make every policy take 1,000 bytes of flash, 100 of stack and 10,000 instructions."""
-    takes = Footprint(flash=1000, ram=100, macs=1, instructions=10_000, how="counted")
-    monkeypatch.setattr("quarl.commands.budget.footprint", lambda policy, target: takes)
+    small = {"flash_os": 900, "ram_os": 120, "instructions_os": 12_000}
+    takes = Footprint(flash=1000, ram=100, macs=1, instructions=10_000, how="counted", **small)
+    monkeypatch.setattr("quarl.commands.budget.footprint", lambda policy, target, small: takes)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +127,9 @@ def test_table_shows_ranges_and_the_cost_of_wide_edges(counted, tmp_path, capsys
     budget(tmp_path, "--target", "c", "--bits", "int8", "int4e8", "--hz", "100", "--mhz", "2")
     said = capsys.readouterr().out
     assert "10,000 – 18,000  50.0 – 90.0  yes" in said
+    assert "flash -Os  RAM -Os  instructions -Os" in said
+    assert "900 B    120 B            12,000" in said
+    assert "The columns of -Os are for smaller code by gcc -Os; fits is for -O2." in said
     # 8 x 64 and 64 x 4 of 4,864 weights, each with 4 bits more than the others.
     assert "int4e8: edges of 8 bits hold 15.8 % of the weights: --edge-bits same (int4) saves 384 B" in said
     budget(tmp_path, "--target", "c", "--bits", "int8", "--cpi", "1.5")
@@ -140,10 +147,10 @@ def test_nothing_fits_is_an_exit_code_of_its_own(counted, tmp_path, capsys):
 
 def test_where_instructions_are_not_known_they_are_not_said_to_fit(monkeypatch, tmp_path):
     takes = Footprint(flash=1, ram=1, macs=1, instructions=None, how="so")
-    monkeypatch.setattr("quarl.commands.budget.footprint", lambda policy, target: takes)
+    monkeypatch.setattr("quarl.commands.budget.footprint", lambda policy, target, small: takes)
     words = ("--target", "tflite", "--bits", "int8", "--hz", "10", "--mhz", "10")
     assert [row["fits"] for row in budget(tmp_path, *words)[1]] == [None]
-    monkeypatch.setattr("quarl.commands.budget.footprint", lambda policy, target: replace(takes, flash=3))
+    monkeypatch.setattr("quarl.commands.budget.footprint", lambda policy, target, small: replace(takes, flash=3))
     assert [row["fits"] for row in budget(tmp_path, *words, "--flash", "2")[1]] == [False]
 
 

@@ -20,6 +20,7 @@ from quarl.policy.graph import QuantizedPolicy, edge_weights, is_quantized
 from quarl.readers import find, load
 from quarl.rows import Column, ErrorMax, ErrorRms, Precision, Row
 
+SMALL = "The columns of -Os are for smaller code by gcc -Os; fits is for -O2."
 NOTHING_FITS = 3
 """The exit code if no precision is known to fit."""
 FRAME = (
@@ -60,6 +61,10 @@ class BudgetRow(Row):
     """Products of weights and activations in one action."""
     instructions: Annotated[int | None, Column("instructions", formats.count)]
     """Instructions of one action; null if they are unknown."""
+    flash_os: Annotated[int | None, Column("flash -Os", formats.size, optional=True)] = None
+    """The same three for code that the compiler makes small with -Os in place of -O2; null for tflite, or unknown."""
+    ram_os: Annotated[int | None, Column("RAM -Os", formats.size, optional=True)] = None
+    instructions_os: Annotated[int | None, Column("instructions -Os", formats.count, optional=True)] = None
     cycles_low: Annotated[int | None, Column("cycles", _cycles, of=("cycles_low", "cycles_high"), optional=True)]
     """Fewest cycles of one action: instructions by --cpi, or by the ends of its default; null if they are unknown.
     Estimated instructions widen the range by their error."""
@@ -104,6 +109,7 @@ def run(config: BudgetConfig) -> int | None:
     same = {name: getattr(config, name) for name in ("model", "folder", *CHOICES)}
     loss = f"To measure the return at each precision: {PtqConfig(**same, mode='static').command_line()}"
     frame = [FRAME] if any(row.target == "c" for row in rows) else []
+    frame += [SMALL] if any(row.flash_os for row in rows) else []
     terminal.tell(config, BudgetRow, rows, "Footprint of one policy", *frame, *said, about, loss, model=named)
     return None if fitting else NOTHING_FITS
 
@@ -117,7 +123,7 @@ def _row(config: BudgetConfig, policy: QuantizedPolicy, target: str, errors: Map
         target: Target, "c" or "tflite".
         errors: Fields about the errors of its actions.
     """
-    takes, (flash, ram) = footprint(policy, target), config.bounds()
+    takes, (flash, ram) = footprint(policy, target, small=True), config.bounds()
     ends: dict[str, Any] = {}
     error = ESTIMATE if takes.flash is None else 0
     low, high = (config.cpi, config.cpi) if config.cpi else CPI

@@ -46,16 +46,21 @@ class Footprint:
     ram: int | None
     macs: int
     instructions: int | None
+    flash_os: int | None = None
+    """The same for code that the compiler makes small with -Os in place of -O2, if it was asked for."""
+    ram_os: int | None = None
+    instructions_os: int | None = None
     how: str
 
 
-def footprint(policy: QuantizedPolicy, target: str, file: Path | None = None) -> Footprint:
+def footprint(policy: QuantizedPolicy, target: str, file: Path | None = None, *, small: bool = False) -> Footprint:
     """Return the requirements of a policy as "c", or as "tflite" in TFLite Micro, whose own code is not included.
 
     Args:
         policy: The policy.
         target: Target, "c" or "tflite".
         file: File of the policy; None writes a temporary one.
+        small: Count the code made with -Os too.
 
     Raises:
         UnsupportedError: The target is another one, or cannot run the policy.
@@ -69,27 +74,30 @@ def footprint(policy: QuantizedPolicy, target: str, file: Path | None = None) ->
             file = folder / f"policy.{target}"
             content = None if target == "c" else importlib.import_module(WRITERS[target]).write(policy, acts=True)
             write_bytes(content or Lowering(policy).program("").source().encode(), file)
-            return footprint(policy, target, file)
+            return footprint(policy, target, file, small=small)
     if target != "c":
         how = "the file, without the interpreter; arena as measured with 64-bit pointers"
         return Footprint(
             flash=file.stat().st_size, ram=runtimes.arena(file, policy.spec), macs=work, instructions=None, how=how
         )
     try:
-        return _counted(policy, file, work)
+        return _counted(policy, file, work, small)
     except QuarlError as error:
         return _estimated(Lowering(policy).program(""), work, str(error))
 
 
-def _counted(policy: QuantizedPolicy, file: Path, work: int) -> Footprint:
+def _counted(policy: QuantizedPolicy, file: Path, work: int, small: bool) -> Footprint:
     from quarl.export.c import boards
 
     numbers = np.random.default_rng(0).normal(size=(4, *policy.observation_shape))
     rows = 127 * numbers.clip(0, 2) if policy.observation_dtype == "uint8" else numbers
-    board = boards.load(BOARD, file)
-    board.run(rows.astype(policy.observation_dtype))
-    how = f"counted on a Cortex-M4 in qemu, {board.version} -O2"
-    return Footprint(flash=board.flash(), ram=board.deepest(), macs=work, instructions=board.instructions, how=how)
+    takes: dict[str, int] = {}
+    for suffix in ("", "_os")[: 1 + small]:
+        board = boards.load(BOARD, file, small=suffix == "_os")
+        board.run(rows.astype(policy.observation_dtype))
+        takes |= {f"flash{suffix}": board.flash(), f"ram{suffix}": board.deepest()}
+        takes[f"instructions{suffix}"] = board.instructions
+    return Footprint(macs=work, how=f"counted on a Cortex-M4 in qemu, {board.version} -O2", **takes)
 
 
 def _estimated(program: Program, work: int, why: str) -> Footprint:

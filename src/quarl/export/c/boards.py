@@ -66,6 +66,7 @@ class Compiled:
     """A Runtime of a policy.c."""
 
     name: str
+    board: Board
     version: str
     program: Program
     folder: Path
@@ -130,7 +131,7 @@ class Compiled:
 
         On a Cortex-M they include the compiler's library functions that are needed.
         """
-        board, where, file = BOARDS[self.name], self.folder, "policy.o"
+        board, where, file = self.board, self.folder, "policy.o"
         if board.link == LAYOUT:
             file = "alone"
             _ran(
@@ -145,7 +146,7 @@ class Compiled:
 
         A watermark of observations can miss the path near a tie.
         """
-        board, where = BOARDS[self.name], self.folder
+        board, where = self.board, self.folder
         _ran(f"{board.compiler} {STRICT} {board.flags} -fcallgraph-info=su -c -o graph.o policy.c", where)
         graph = (where / "graph.ci").read_text()
         frames = {name: int(size) for name, size in NODE.findall(graph)}
@@ -167,7 +168,13 @@ EDGE = re.compile(r'edge: \{ sourcename: "([^"]+)" targetname: "([^"]+)"')
 SUMS = re.compile(rf"policy\.c:({'|'.join(KERNELS)})\b")
 
 
-def load(name: str, file: Path, head: ActionHead | None = None, edited: QuantizedPolicy | None = None) -> Compiled:
+def load(
+    name: str,
+    file: Path,
+    head: ActionHead | None = None,
+    edited: QuantizedPolicy | None = None,
+    small: bool = False,
+) -> Compiled:
     """Compile the file for the runtime `name`.
 
     The compiler only gets kernels of this package with the file's tables and calls, unless the file is `edited`.
@@ -177,6 +184,7 @@ def load(name: str, file: Path, head: ActionHead | None = None, edited: Quantize
         file: policy.c.
         head: Head of the policy; None if unknown.
         edited: The policy, if policy.c and the policy.h beside it are to be compiled as they are.
+        small: Compile a bare board's code with -Os in place of -O2.
 
     Returns:
         The program, started.
@@ -186,6 +194,8 @@ def load(name: str, file: Path, head: ActionHead | None = None, edited: Quantize
         MissingPackageError: If tools are missing.
     """
     board = BOARDS[name]
+    if small:
+        board = board._replace(flags=board.flags.replace("-O2", "-Os"))
     if any(shutil.which(tool) is None for tool in {board.compiler, board.run.split()[0]} - {"./policy"}):
         raise MissingPackageError(f"runtime {name} is not installed: apt install {board.packages}")
     try:
@@ -220,7 +230,7 @@ def load(name: str, file: Path, head: ActionHead | None = None, edited: Quantize
         )
         stack.callback(process.kill)
         version = "gcc " + _ran(f"{board.compiler} -dumpfullversion", where).strip()
-        compiled = Compiled(name, version, program, where, process, pipes, head)
+        compiled = Compiled(name, board, version, program, where, process, pipes, head)
         weakref.finalize(compiled, stack.pop_all().close)
     return compiled
 
