@@ -79,8 +79,8 @@ def off_path(
         space: Any = env.observation_space
     if np.size(space.low) > MOST_INPUTS or not np.isfinite(space.high - space.low).all():
         raise UnsupportedError(f"no box: its observations need {MOST_INPUTS} numbers or fewer, and bounds for each")
-    rng = np.random.default_rng(seed)
-    return rng.uniform(space.low, space.high, (count, *space.shape)).astype(policy.observation_dtype)
+    sampled: Array = np.random.default_rng(seed).uniform(space.low, space.high, (count, *space.shape))
+    return sampled.astype(policy.observation_dtype)
 
 
 def away(observations: Array, factor: float = 1.5, *, seed: int = 0) -> Array:

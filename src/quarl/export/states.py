@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -87,7 +87,7 @@ def golden_observations(
 def disagreements(
     policy: QuantizedPolicy,
     exact: QuantizedPolicy,
-    met: Mapping[str, Golden],
+    met: Golden,
     environment: Environment | None,
     seed: int,
     arithmetic: str,
@@ -97,7 +97,7 @@ def disagreements(
     Args:
         policy: The static policy.
         exact: The agent in float32, which acts.
-        met: Vectors of which the last have the observations on the path, for lack of an environment.
+        met: Vectors with observations on the path, for lack of an environment.
         environment: Environment to play in; None only moves these observations away.
         seed: Seed of the states.
         arithmetic: Arithmetic of the static policy.
@@ -113,8 +113,7 @@ def disagreements(
             f"--envelope compares a static policy with its agent in fp32, not {policy.spec.in_words} with "
             f"{exact.spec.in_words}: export the float agent with --mode static"
         )
-    last, states = list(met.values())[-1], dict[str, Array]()
-    states["path"] = last.observations[: len(last.observations) - last.edges - last.off_path]
+    states = {"path": met.observations[: len(met.observations) - met.edges - met.off_path]}
     if environment is None:
         yield f"left out, because they need an environment: {', '.join(KINDS)} (only recorded states are moved away)"
     else:
@@ -126,8 +125,12 @@ def disagreements(
                 yield f"left out: {error}"
     states["visited*1.5"] = away(states["path"], seed=seed)
     for name, x in states.items():
-        errors = compared(policy, exact, x, arithmetic)
-        yield VerifyRow(check=f"against fp32: {name}", count=len(x), result="reported", **errors)
+        yield VerifyRow(
+            check=f"against fp32: {name}",
+            count=len(x),
+            result="reported",
+            **compared(policy, exact, x, arithmetic),
+        )
 
 
 def compared(
@@ -142,11 +145,10 @@ def compared(
         arithmetic: Arithmetic of the static policy.
     """
     spec = replace(policy.spec, mode="dynamic", symmetric_activations=False)
-    dynamic_policy = QuantizedPolicy.of(policy, policy.ops, spec, {})
     three = (
         load_fitting(exact, batch=64),
         reference.load(policy, 64, arithmetic),
-        load_fitting(dynamic_policy, batch=64),
+        load_fitting(QuantizedPolicy.of(policy, policy.ops, spec, {}), batch=64),
     )
     outputs, *others = (run_all(each, observations) for each in three)
     (static, largest), dynamic = (error_of(policy.head, outputs, other) for other in others)
@@ -168,7 +170,6 @@ def error_of(head: ActionHead, exact: Array, outputs: Array) -> tuple[float, flo
     if not head.is_discrete:
         return 100 * math.sqrt(np.square(away_by).mean()), 100 * float(away_by.max())
     parts = np.split(exact, np.cumsum(head.segments, dtype=int)[:-1], axis=1)
-    leads = [np.ptp(np.sort(part, axis=1)[:, -2:], axis=1) for part in parts]
-    gaps = np.abs(exact) if head.kind == "binary" else np.stack(leads, axis=1)
-    largest = gaps[away_by > 0].max(initial=0) / max(float(np.median(gaps)), TINY)
-    return 100 * float(away_by.any(axis=1).mean()), float(largest)
+    leads = np.stack([np.ptp(np.sort(part, axis=1)[:, -2:], axis=1) for part in parts], axis=1)
+    gaps, differs = np.abs(exact) if head.kind == "binary" else leads, away_by > 0
+    return 100 * float(differs.any(axis=1).mean()), float(gaps[differs].max(initial=0) / max(np.median(gaps), TINY))

@@ -148,7 +148,8 @@ def verify(
     arithmetic = targets.reference_of(target)
     yield from _add_observations(compared, policy, recorded, home, seed, arithmetic)
     if envelope and policy is not None:
-        yield from disagreements(policy, _source(path.parent, full, agent), compared, home, seed, arithmetic)
+        exact, met = _source(path.parent, full, agent), list(compared.values())[-1]
+        yield from disagreements(policy, exact, met, home, seed, arithmetic)
     plays = home if folder is not None and episodes else None
     baseline = None if plays is None else (yield from _baseline(path.parent, full, agent, episodes, seed, plays))
     # Compare and play the file in each runtime; only code that equals a new export is run in this process.
