@@ -50,7 +50,7 @@ class Recheck:
         self.room = {("x", i): pair for i, pair in enumerate(pairs)}
         self.calls, self.grids, self.box = [], [], None
         for kernel, arguments in re.findall(
-            r"^    (?:return )?(\w+)\(([^()]*)\);$", text[text.index("    int16_t c[") :], re.M
+            r"^    (?:return COUNTED\()?(?!COUNT\()(\w+)\(([^()]*)\)\)?;$", text[text.index("    int16_t c[") :], re.M
         ):
             given = [int(each) if re.fullmatch(r"-?\d+", each) else each for each in arguments.split(", ")]
             self.calls.append((f"{kernel}({arguments})", getattr(self, kernel)(*given) or {}))

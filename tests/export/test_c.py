@@ -18,13 +18,14 @@ import pytest
 
 import networks
 import require
-from quarl import engines
+from quarl import engines, saturation
 from quarl.calibration import quantize
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.export import c, golden, runtimes
 from quarl.export.c import boards
 from quarl.export.c.lowering import Lowering
 from quarl.policy.graph import ActionHead, ActivationGrid, QuantizedPolicy
+from quarl.quant.affine import quantize as codes_of
 from quarl.quant.spec import QuantSpec
 
 MISSING = [name for name in networks.EVERY if "pool" in name or name == "softmax"]
@@ -89,7 +90,7 @@ def test_networks_become_calls_within_their_arrays_that_are_read_back(name, kern
     text = Lowering(policy).program("{}").source()
     program = c.check(text)
     assert program.source() == text
-    assert [call.kernel for call in (*program.network, *program.head)] == kernels.split()
+    assert [call.kernel for call in program.calls] == [*kernels.split(), *["outside"] * (policy.box is not None)]
 
 
 @pytest.mark.parametrize(("name", "comment"), [("net.2", "net.2"), ("*/ größe??/\n\\", "-/-gr--e--/--")])
@@ -142,12 +143,19 @@ def test_grids_that_c_has_no_kernel_for_are_named(name, value, grid, said):
         (r"re:POLICY_ACTION 1", "POLICY_ACTION 2"),
         ('policy_id[] = "', 'policy_id[] = "" "'),
         ("    (void)*id;", '    system("true");'),
-        ("return outside(5,", "return outside(6,"),
-        ("return outside(5, 1, x", "return outside(5, 2, x"),
-        ("return outside(5, 1, x", "return outside(5, 1, y"),
-        ("return outside(", "return 1; outside("),
-        (r"re:return outside.*", "return 2;"),
-        (r"re:return outside\(.*\)", "return all_finite(5, x + 0)"),
+        ("COUNTED(outside(5,", "COUNTED(outside(6,"),
+        ("COUNTED(outside(5, 1, x", "COUNTED(outside(5, 2, x"),
+        ("COUNTED(outside(5, 1, x", "COUNTED(outside(5, 1, y"),
+        ("return COUNTED(", "return 1; COUNTED("),
+        (r"re:COUNTED\(outside.*", "COUNTED(2);"),
+        (r"re:COUNTED\(outside\(.*\)\)", "COUNTED(all_finite(5, x + 0))"),
+        (r"re:COUNT\(0, 5,", "COUNT(0, 500,"),
+        (r"re:COUNT\(0, 5,", "COUNT(-1, 5,"),
+        (r"re:COUNT\(0, 5,", "COUNT(999999999, 5,"),
+        (r"re:COUNT\(0, 5, c", "COUNT(0, 5, y"),
+        (r"re:COUNT\(0, 5, c", "COUNT(i, 5, c"),
+        ("define COUNT(grid, n, x, from, to) (void)0", "define COUNT(grid, n, x, from, to) abort()"),
+        ("define COUNTED(result) (result)", "define COUNTED(result) 0"),
         ("/* net.0 */", "/* net.0 */ int i; /* */"),
         ("/* net.0 */", "/* net 0 */"),
         ("Apache-2.0", "MIT"),
@@ -252,6 +260,78 @@ def beside(policy: QuantizedPolicy) -> tuple[np.ndarray, np.ndarray]:
         1
     ] * len(outside)
     return inside, outside
+
+
+COUNTING = """#include "policy.h"
+#include <stdio.h>
+static NUMBER x[POLICY_OBSERVATION];
+static RESULT action[POLICY_ACTION];
+int main(void) {
+    policy_count count = {0, 0, {0}, {0}}, none = {0, 0, {0}, {0}};
+    unsigned i;
+    policy_counter = &count;
+    while (fread(x, sizeof x, 1, stdin) == 1) policy_act(x, action);
+    policy_counter = &none;
+    policy_counter = 0;
+    policy_act(x, action);
+    printf("%u %u", (unsigned)count.calls, (unsigned)count.outside);
+    for (i = 0; i < sizeof count.low / sizeof *count.low; i++)
+        printf(" %u %u", (unsigned)count.low[i], (unsigned)count.high[i]);
+    return none.calls != 0;
+}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["gcc -std=c99", "g++ -std=c++17 -x c++", "clang -std=c99"])
+@pytest.mark.parametrize("name", ["relu", "tanh-normalized", "dueling", "residual", "sliced", "padded"])
+def test_counts_are_those_of_the_reference(words, name, tmp_path):
+    require.program(words.split()[0])
+    policy, x = static(name, count=60)
+    if policy.box is not None:  # up to six times as far as calibration saw
+        x = np.float32(x * np.linspace(0, 6, len(x)).reshape(-1, 1))
+    for file, content in c.write(policy, "{}", golden.record(policy, x[:4])).items():
+        (tmp_path / file).write_bytes(content)
+    (tmp_path / "main.c").write_text(COUNTING)
+    program = Lowering(policy).program("")
+    files = [str(tmp_path / file) for file in ("main.c", "policy.c")]
+    macros = ["-DPOLICY_COUNT", f"-DNUMBER={program.x}", f"-DRESULT={program.a}"]
+    strict = boards.STRICT.split()[1:]
+    subprocess.run([*words.split(), "-O2", *strict, *macros, *files, "-o", tmp_path / "count"], check=True)
+    rows = np.ascontiguousarray(x).tobytes()
+    printed = subprocess.run([tmp_path / "count"], input=rows, capture_output=True, check=True).stdout
+    values, counts = engines.reference.load(policy, len(x)).trace(x), dict.fromkeys(policy.grids, (0, 0))
+    for each, (low, high) in saturation.ends(policy).items():
+        codes = codes_of(values[each], policy.grids[each].qparams) - policy.grids[each].zero_point
+        counts[each] = int((codes <= low).sum()), int((codes >= high).sum())
+    expected = [
+        len(x),
+        int(saturation.outside(policy, x).sum()),
+        *(number for pair in counts.values() for number in pair),
+    ]
+    got = [int(number) for number in printed.split()]
+    assert got == expected[: len(got)]
+    assert not any(expected[len(got) :])
+    assert policy.box is None or got[1] > 0
+    assert sum(got[2:]) > 0 or name in ("padded", "tanh-normalized")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiler", ["gcc -O2", "gcc -O3", "arm-none-eabi-gcc -mcpu=cortex-m0plus -mthumb -Os"])
+def test_without_the_macro_counting_adds_no_byte_of_code(compiler, tmp_path):
+    require.program(compiler.split()[0])
+    text = written("dueling")["policy.c"]
+    (tmp_path / "policy.h").write_text(written("dueling")["policy.h"])
+    plain = re.sub(r"#ifdef POLICY_COUNT.*?#endif\n", "", re.sub(r" *COUNT\(.*\);\n", "", text), flags=re.DOTALL)
+    plain = re.sub(r"COUNTED\((.*)\);", r"\1;", plain)
+    assert "COUNT" in text
+    assert "COUNT" not in plain
+    objects = []
+    for each in (text, plain):
+        (tmp_path / "policy.c").write_text(each)
+        subprocess.run([*compiler.split(), "-c", "policy.c", "-o", "policy.o"], cwd=tmp_path, check=True)
+        objects.append((tmp_path / "policy.o").read_bytes())
+    assert objects[0] == objects[1]
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.engines.numpy_operators import ARITHMETIC
-from quarl.export.c.program import Call, Program, parameters
+from quarl.export.c.program import Call, Program, parameters, without_counts
 from quarl.export.c.weight_words import KERNELS, by_fours
 from quarl.policy.formulas import l2_norm, norm_of_codes
 
@@ -63,7 +63,7 @@ class Run:
         self.box: Array | None = None
         sizes = {"c": program.codes, "r": program.reals, "y": program.raw, "a": program.action}
         self.values = {name: np.full((*x.shape[:2], size), np.nan) for name, size in sizes.items()} | {"x": x}
-        for self.call in program.calls if len(x) > 1 else program.network:
+        for self.call in program.calls if len(x) > 1 else without_counts(program.network):
             self.claims.append({})
             self.sizes, self.named = self.call.sizes, self.call.named
             self._forget_results()

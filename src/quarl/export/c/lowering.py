@@ -23,6 +23,7 @@ from quarl.policy import operators
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, readers, shapes, ungridded
 from quarl.policy.operators import OBSERVATION, Linear, Op
 from quarl.quant.affine import quantize
+from quarl.saturation import ends
 
 
 class Place(NamedTuple):
@@ -93,6 +94,7 @@ class Lowering:
         self.final = final_linear(policy)
         self.shapes = shapes(policy)
         self.readers = readers(policy)
+        self.ends = ends(policy)
         self.codes_buffer, self.reals_buffer = Buffer(), Buffer()
         self.tables: dict[str, Array] = {}
         self.layers: dict[str, str] = {}
@@ -120,9 +122,9 @@ class Lowering:
         a, action = self._head(raw)
         head, self.calls, self.now = tuple(self.calls), [], len(self.policy.ops)
         if (box := self.policy.box) is not None:
-            alike = all(np.ptp(ends) == 0 for ends in box)
-            ends = (end.ravel()[: 1 if alike else None] for end in box)
-            self.call("outside", box[0].size, not alike, Place("x"), *ends)
+            alike = all(np.ptp(end) == 0 for end in box)
+            tables = (end.ravel()[: 1 if alike else None] for end in box)
+            self.call("outside", box[0].size, not alike, Place("x"), *tables)
         weights, grids = (digest[:16] for digest in digests(self.policy).values())
         x = "uint32_t" if self.values[OBSERVATION].bytes_as is None else "uint8_t"
         return Program(
@@ -188,8 +190,14 @@ class Lowering:
             self.call("quantize_shift", value.size, self.real(name), 1 / scale, *grid.steps, place)
         else:
             self.call("quantize", value.size, self.real(name), scale, *grid.steps, place)
+        self._count(name, value.size, place)
         self.values[name] = replace(self.values[name], codes=place, grid=grid)
         return place
+
+    def _count(self, name: str, size: int, place: Place) -> None:
+        """Append a count of the codes of a value at the ends of its grid, if these count."""
+        if name in self.ends:
+            self.call("COUNT", list(self.policy.grids).index(name), size, place, *self.ends[name])
 
     def place_codes(self, name: str, size: int, *, over: bool = False) -> Place:
         """Return a place for the codes of a value.
@@ -265,6 +273,7 @@ class Lowering:
         else:
             place = self.place_codes(op.name, size)
             self.call("dense", kernel, offset, words, shift, *rows.shape, *numbers, 1, place)
+        self._count(op.name, size, place)
         value = Value(size=size, codes=place, grid=target)
         if self._fused(relu):
             self.values[relu.name] = value

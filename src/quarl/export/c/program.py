@@ -47,6 +47,16 @@ const {x} *{name}_golden(int number);
 /* Name, version, and sha256 of weights and grids, of which contract.json has all digits; {name}_act reads it, so that a
    linker keeps it. */
 extern const char {name}_id[{length}];
+
+#ifdef {macro}_COUNT
+/* Counted while {name}_counter points to it, up to 2^32: calls of {name}_act, those that returned 1, and codes at the
+   low and high ends of each grid, in the order of contract.json. Ends do not count where a function is flat, as the low
+   one of ReLU. Two threads must not call at once. */
+typedef struct {{
+    uint32_t calls, outside, low[{grids}], high[{grids}];
+}} {name}_count;
+extern {name}_count *{name}_counter;
+#endif
 {floats}
 #ifdef __cplusplus
 }}
@@ -96,6 +106,26 @@ SOURCE = (
 const char {name}_id[] = "{identity}";
 
 {body}
+#ifdef {macro}_COUNT
+{name}_count *{name}_counter;
+
+static int COUNTED(int result) {{
+    if ({name}_counter) {name}_counter->calls++, {name}_counter->outside += result ? 1u : 0u;
+    return result;
+}}
+#define COUNT(grid, n, x, from, to) \\
+    do {{ \\
+        int i; \\
+        if ({name}_counter) EACH(i, n) {{ \\
+            {name}_counter->low[grid] += (x)[i] <= (from) ? 1u : 0u; \\
+            {name}_counter->high[grid] += (x)[i] >= (to) ? 1u : 0u; \\
+        }} \\
+    }} while (0)
+#else
+#define COUNTED(result) (result)
+#define COUNT(grid, n, x, from, to) (void)0
+#endif
+
 int {name}_raw(const {x} *x, uint32_t *y) {{
     int16_t c[{codes}];
     real r[{reals}];
@@ -110,7 +140,7 @@ int {name}_act(const {x} *x, {a} *a) {{
     (void)*id;
     if ({name}_raw(x, y)) return -1;
 {head}
-    return {seen};
+    return COUNTED({seen});
 }}
 """
 )
@@ -133,8 +163,10 @@ a line to itself.
 """
 FUNCTION = re.compile(r"(?:/\*[^*]*\*/\n)?static \w+ (\w+)\(([^{]*)\) \{\n.*?\n\}\n\n?", re.S)
 TABLE = re.compile(r"(?:/\* ([\w.:/-]+) \*/\n)?static const (u?int(?:8|16|32))_t ([a-z]+\d+)\[\d+\] = \{([^{}]*)\};\n")
+COUNT = "int grid", "int n", "const int16_t *x", "int low", "int high"
+"""Parameters of the macro COUNT, which follows the calls whose codes are counted."""
 CALL = re.compile(r"^    (\w+)\((.*)\);$", re.M)
-SEEN = re.compile(r"^    return (outside)\((.*)\);$", re.M)
+SEEN = re.compile(r"^    return COUNTED\((outside)\((.*)\)\);$", re.M)
 """Last call of the head."""
 POINTER = re.compile(r"([a-z]+\d*) \+ (\d{1,9})|([a-z]+\d+)")
 WRITABLE = ("c", "r", "y", "a")
@@ -226,14 +258,20 @@ class Program:
     layers: Mapping[str, str]
     """Layer of each table that has one, of letters, digits and ".:/-"."""
     network: tuple[Call, ...]
+    """Calls of kernels, and of the macro COUNT, which is empty without NAME_COUNT."""
     head: tuple[Call, ...]
     seen: tuple[Call, ...] = ()
     """Call of `outside`, whose result is that of NAME_act; empty without a box."""
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """Return all calls of NAME_act."""
-        return self.network + self.head + self.seen
+        """Return all calls of kernels in NAME_act."""
+        return (*without_counts(self.network), *self.head, *self.seen)
+
+    @property
+    def grids(self) -> int:
+        """Return the number of grids up to the last one whose codes are counted."""
+        return 1 + max((call.sizes["grid"] for call in self.network if call.kernel == "COUNT"), default=0)
 
     @property
     def ram(self) -> int:
@@ -253,6 +291,7 @@ class Program:
         return HEADER.format(
             **fields,
             sizes=self.sizes,
+            grids=self.grids,
             length=len(self.identity) + 1,
             x_are=MEANINGS[self.x],
             a_are=MEANINGS[self.a],
@@ -269,6 +308,7 @@ class Program:
         parts += [numbers(name, values, self.layers.get(name, "")) for name, values in self.tables.items()]
         named_fields = ("comment", "name", "identity", "x", "a", "raw", "codes", "reals", "sizes")
         fields = {name: getattr(self, name) for name in named_fields}
+        fields["macro"] = self.name.upper()
         fields |= {name: "\n".join(map(str, getattr(self, name))) for name in ("network", "head")}
         check = f"    if (!all_finite({self.observation}, x)) return -1;\n" if floats else ""
         seen = "".join(map(str, self.seen)).strip(" ;") or "0"
@@ -321,6 +361,11 @@ def check(text: str) -> Program:
     return program
 
 
+def without_counts(calls: Iterable[Call]) -> list[Call]:
+    """Return the calls of kernels."""
+    return [call for call in calls if call.kernel != "COUNT"]
+
+
 def numbers(name: str, values: Array, comment: str = "") -> str:
     """Return a constant array of whole numbers in C.
 
@@ -346,8 +391,10 @@ def _kernels() -> tuple[str, dict[str, tuple[str, tuple[Parameter, ...]]]]:
     """Return the text before the kernels, and their text and parameters by name, in order."""
     text = importlib.resources.files(__package__).joinpath("kernels.c").read_text() + "\n"
     functions = list(FUNCTION.finditer(text))
+    declared = [(m[1], m[0], re.split(r",\s+", m[2])) for m in functions]
     return text[: functions[0].start()], {
-        m[1]: (m[0], tuple(_parameter(m[1], each) for each in re.split(r",\s+", m[2]))) for m in functions
+        name: (function, tuple(_parameter(name, each) for each in listed))
+        for name, function, listed in (*declared, ("COUNT", "", COUNT))
     }
 
 
@@ -401,6 +448,6 @@ def _fits(call: Call, room: Mapping[str, tuple[str, int]], reached: dict[str, in
         if array in reached:
             reached[array] = max(reached[array], start + needed)
     if "four" not in given:
-        return True
+        return 0 <= sizes.get("grid", 0) < MAX_NUMBERS
     k = sizes["k"] if "k" in sizes else sizes["c"] * sizes["kh"] * sizes["kw"]
     return sizes["words"] == words_per_group(given["four"], k) and 0 <= sizes.get("shift", 0) < 32
