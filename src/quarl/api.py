@@ -19,6 +19,7 @@ from quarl.arguments import arranged, check, checks_keywords, policy_rows
 from quarl.arrays import Array
 from quarl.calibration import quantize
 from quarl.engines import Engine
+from quarl.envelope import asked, met_in
 from quarl.envs.environment import EnvironmentKeywords, in_environment
 from quarl.envs.masks import allowed, is_masked
 from quarl.envs.rollout import Episode
@@ -33,7 +34,7 @@ from quarl.readers.load import read
 from quarl.readers.normalizer import outside, sentence
 from quarl.readers.observation import observe
 from quarl.readers.plain_spaces import action_head, from_live
-from quarl.specs import DistillSpec
+from quarl.specs import PATH, DistillSpec
 
 if TYPE_CHECKING:
     from stable_baselines3.common.base_class import BaseAlgorithm
@@ -141,6 +142,7 @@ class Agent:
         scheme: str = "default",
         mode: Mode = "dynamic",
         symmetric_activations: bool = False,
+        envelope: str | ArrayLike | dict[str, Array] = PATH,
         seed: int = 0,
         **where: Unpack[EnvironmentKeywords],
     ) -> Agent:
@@ -156,6 +158,9 @@ class Agent:
             scheme: Name of the quantization scheme, which turns weights into codes.
             mode: "dynamic" quantizes activations per row at run time, "static" on grids calibrated beforehand.
             symmetric_activations: Give the grids of static mode zero point 0, as TensorRT requires.
+            envelope: States that the grids of static mode cover: "path", those of calibration; "visited*1.5", also
+                farther from their mean by factors up to 1.5; "env", also those of perturbed episodes and random starts;
+                or also these observations [M, ...].
             seed: Seed of the calibration episodes.
             env_id: The environment; None means the one that the policy was trained in.
             env_kwargs: Arguments of the environment, in addition to those that the policy records.
@@ -184,11 +189,11 @@ class Agent:
             raise QuarlError(f"this policy is {own.in_words} already; quantize the fp32 one")
         spec = QuantSpec.parse(precision, scheme=scheme, mode=mode, symmetric_activations=symmetric_activations)
         policy, environment = in_environment(self.policy, **where)
-        if observations is None and spec.needs_observations:
-            observations = evaluation.record(policy, seed=seed, environment=environment)
+        covered = asked(policy, envelope, mode)
         given = None if observations is None else arranged(policy, observations)[0]
-        if given is not None and spec.needs_observations:
-            evaluation.check_recorded(given)
+        if spec.needs_observations:
+            recorded = given if given is None else evaluation.check_recorded(given)
+            given = met_in(covered, policy, environment, recorded=recorded, seed=seed)
         return Agent(quantize(policy, spec, given))
 
     @checks_keywords
@@ -199,6 +204,7 @@ class Agent:
         observations: ArrayLike | dict[str, Array] | None = None,
         mode: Mode = "dynamic",
         symmetric_activations: bool = False,
+        envelope: str | ArrayLike | dict[str, Array] = PATH,
         rounds: int = DistillSpec.rounds,
         updates: int = DistillSpec.updates,
         states: int = DistillSpec.states,
@@ -220,6 +226,7 @@ class Agent:
                 returns.
             mode: Quantization of activations, as in `quantize`.
             symmetric_activations: Give the grids of static mode zero point 0, as in `quantize`.
+            envelope: States that the grids of static mode cover, as in `quantize`.
             rounds: Maximum number of rounds; each trains, validates a snapshot and collects new states.
             updates: Optimizer steps of a round.
             states: States that each round adds to the training data.
@@ -260,7 +267,8 @@ class Agent:
         check(recipe, {"bits": "precision"})
         policy, environment = in_environment(policy, **where)
         given = None if observations is None else policy_rows(policy, observations)[0]
-        (spec,), looks = recipe.specs(), Validation(policy, recipe, given, environment)
+        covered = asked(policy, envelope, mode)
+        (spec,), looks = recipe.specs(), Validation(policy, recipe, given, environment, covered)
         snapshots = tuple(recipes.distill(looks.calibrated(), spec, looks))
         return Distilled(Agent(recipes.best(snapshots).policy), snapshots)
 
@@ -433,6 +441,7 @@ class Agent:
         mode: Mode | None = None,
         symmetric_activations: bool = False,
         observations: ArrayLike | dict[str, Array] | None = None,
+        envelope: str | ArrayLike | dict[str, Array] = PATH,
         seed: int = 0,
         name: str = "policy",
         package: str | None = None,
@@ -451,6 +460,7 @@ class Agent:
             symmetric_activations: Give new grids zero point 0, as in `quantize`, and refuse an agent that has others.
             observations: Raw observations [N, ...] for calibration and golden vectors; None records the policy's own
                 episodes.
+            envelope: States that new grids cover, as in `quantize`.
             seed: Seed of these episodes.
             name: Prefix of the symbols, macros and files of "c".
             package: Project around "c" with a control loop: "cmake", "platformio" or "esp-idf"; None writes none.
@@ -475,8 +485,8 @@ class Agent:
         policy, environment = in_environment(self.policy, **where)
         given = None if observations is None else policy_rows(policy, observations)[0]
         about: Any = {"observations": given, "environment": environment, "seed": seed}
-        symmetric = symmetric_activations
-        exported = exporting.quantised(policy, target, precision, mode, symmetric_activations=symmetric, **about)
+        new: Any = {"symmetric_activations": symmetric_activations, "envelope": asked(policy, envelope, mode)}
+        exported = exporting.quantised(policy, target, precision, mode, **new, **about)
         return exporting.export(exported, target, Path(directory), name=name, package=package, agent=policy, **about)
 
     def _quantized(self) -> QuantizedPolicy:

@@ -15,7 +15,7 @@ from quarl.engines import Engine
 from quarl.envs.checked import held
 from quarl.envs.environment import Environment
 from quarl.envs.masks import allowed_in, masks_of
-from quarl.envs.seeds import Stream
+from quarl.envs.seeds import STREAMS, Stream
 from quarl.envs.spaces import head_in
 from quarl.errors import UnsupportedError
 from quarl.evaluation import record
@@ -79,7 +79,8 @@ def off_path(
         space: Any = env.observation_space
     if np.size(space.low) > MOST_INPUTS or not np.isfinite(space.high - space.low).all():
         raise UnsupportedError(f"no box: its observations need {MOST_INPUTS} numbers or fewer, and bounds for each")
-    sampled: Array = np.random.default_rng(seed).uniform(space.low, space.high, (count, *space.shape))
+    rng = np.random.default_rng((STREAMS.index(stream), seed))
+    sampled: Array = rng.uniform(space.low, space.high, (count, *space.shape))
     return sampled.astype(policy.observation_dtype)
 
 

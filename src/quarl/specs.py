@@ -46,6 +46,11 @@ WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: 
 """Description of an option's value, by type."""
 METERED = ("energy", "energy_watts", "energy_country")
 """Options of EnergySpec."""
+PATH = "path"
+"""Envelope of the recorded observations alone."""
+VISITED = re.compile(r"visited\*([0-9]{1,6}(?:\.[0-9]{1,6})?)")
+ROWS = (".npy", ".npz", ".csv")
+"""Suffixes of files of observations."""
 MOST_EPISODES = 400
 """Default maximum number of episodes of --episodes auto."""
 
@@ -245,6 +250,28 @@ class DistillSpec(ComparisonSpec):
             if spec.float_type is not None or spec.weight_bits > 8 or spec.activation_bits is None:
                 raise QuarlError(f"--bits {bits}: distillation is for weights of 2 to 8 bits with integer activations")
         return specs
+
+
+def visited_factor(envelope: str) -> float | None:
+    """Return K of the envelope visited*K; None for any other."""
+    match = VISITED.fullmatch(envelope)
+    return float(match[1]) if match else None
+
+
+def check_envelope(envelope: str, mode: Mode | None, *, files: bool = True) -> None:
+    """Raise QuarlError unless --envelope names an envelope, and the mode has grids to cover it.
+
+    Args:
+        envelope: Word of the option.
+        mode: Mode of the activations; None if it depends on the policy.
+        files: The word may name a file of rows.
+    """
+    factor = visited_factor(envelope)
+    if envelope not in (PATH, "env") and (factor or 0) < 1 and not (files and envelope.lower().endswith(ROWS)):
+        rows = f"or a {', '.join(ROWS[:-1])} or {ROWS[-1]} file" if files else "or rows of observations"
+        raise QuarlError(f"--envelope is {envelope[:60]!r}; use path, env, visited*K with K of at least 1, {rows}")
+    if envelope != PATH and mode == "dynamic":
+        raise QuarlError("--envelope requires --mode static: add that, or drop it")
 
 
 def check_types(config: Any) -> None:

@@ -105,7 +105,8 @@ def run(config: DistillConfig) -> None:
         raise QuarlError(f"{config.model[0]} is already quantized ({policy.spec.precision}); give the float policy")
     given = model.observations(config.observations, policy)
     own_margin = replace(config, margin=config.loss_pct) if config.auto else config
-    validation, ends = Validation(policy, own_margin, given, environment), looks_of(config)
+    covered, ends = model.envelope(config, policy), looks_of(config)
+    validation = Validation(policy, own_margin, given, environment, covered)
     if given is None and environment is not None:
         environment.make_for(policy).close()  # raises before the folder is made
     replaced: list[str] = []
@@ -188,7 +189,8 @@ def _distilled(
             return looks, [], [], []
         assert validation.environment is not None
         asked = PtqSpec(**{field.name: getattr(config, field.name) for field in fields(ComparisonSpec)})
-        cells, tried, said = choose(validation.policy, validation.environment, asked, progress, distilled)
+        about: Any = {"distilled": distilled, "envelope": validation.envelope}
+        cells, tried, said = choose(validation.policy, validation.environment, asked, progress, **about)
         if (spec := cells[-1].policy.spec) not in looks:  # it was good enough after calibration
             looks[spec] = [next(distill(cells[-1].calibrated, spec, validation))]
         return {spec: looks[spec]}, cells, tried, said

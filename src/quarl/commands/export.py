@@ -22,7 +22,8 @@ def run(config: ExportConfig) -> None:
     given = model.observations(config.observations, policy)
     about: Any = {"observations": given, "environment": environment, "seed": config.seed}
     symmetric = config.symmetric_activations
-    exported = quantised(policy, config.to, config.precision, config.mode, symmetric_activations=symmetric, **about)
+    covered: Any = {"symmetric_activations": symmetric, "envelope": model.envelope(config, policy)}
+    exported = quantised(policy, config.to, config.precision, config.mode, **covered, **about)
     said: list[str] = []
     if is_quantized(policy) and exported is not policy:
         said.append("its activations use grids calibrated now: the file is static, while the policy is dynamic")

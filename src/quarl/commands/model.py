@@ -12,6 +12,7 @@ from quarl.arguments import policy_rows
 from quarl.arrays import Array
 from quarl.commands import terminal
 from quarl.config import DistillConfig, ModelConfig, PtqConfig
+from quarl.config.trained_policy import CalibratedConfig
 from quarl.energy import Energy
 from quarl.envs.environment import Environment, described, in_environment
 from quarl.errors import MissingEnvironmentError, QuarlError, note
@@ -27,6 +28,7 @@ from quarl.readers import find, load
 from quarl.readers.normalizer import sentence
 from quarl.report import schema, tables
 from quarl.rows import Row
+from quarl.specs import ROWS
 
 CHECKPOINT = "checkpoint-"
 """Prefix of the files from which `quarl distill --resume` continues."""
@@ -118,6 +120,12 @@ def observations(file: Path | None, policy: Policy) -> Array | None:
     if len(arrays) != 1 and not (policy.inputs and arrays):
         raise QuarlError(f"{file} holds {len(arrays)} arrays: save only the observations")
     return policy_rows(policy, arrays if len(arrays) > 1 else next(iter(arrays.values())))[0]
+
+
+def envelope(config: CalibratedConfig, policy: Policy) -> str | Array:
+    """Return the name of the envelope, or the rows of its file as the policy reads them."""
+    rows = observations(Path(config.envelope), policy) if config.envelope.lower().endswith(ROWS) else None
+    return config.envelope if rows is None else rows
 
 
 def told(config: ModelConfig, policy: Policy, played: Evaluation | None, energy: Energy | None = None) -> schema.Told:

@@ -32,14 +32,14 @@ def run(config: PtqConfig) -> int:
         raise QuarlError(
             f"{config.model[0]} is already quantized ({policy.spec.precision}); give the float policy or use quarl eval"
         )
-    recorded = model.observations(config.observations, policy)
+    recorded, covered = model.observations(config.observations, policy), model.envelope(config, policy)
     replaced: list[str] = []
     with staged(config.output, partial(model.list_replaced, config, replaced)) as folder:
         with (
             energy.meter(config) as meter,
             terminal.progress(config.num_episodes if recorded is None else None) as progress,
         ):
-            cells, tried, said = choose(policy, environment, config, progress, recorded=recorded)
+            cells, tried, said = choose(policy, environment, config, progress, recorded=recorded, envelope=covered)
         about = model.told(config, policy, cells[0].evaluation, meter.cost)
         for cell in cells:  # each scheme has its own file if there are several
             alone = len(config.scheme) == 1 or cell.policy.spec.float_type

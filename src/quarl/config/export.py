@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from tyro.conf import Positional
 
 from quarl.config.base import Config, EnvId, Observations, Output
-from quarl.config.trained_policy import ModelConfig, check_paths
+from quarl.config.trained_policy import CalibratedConfig, check_paths
 from quarl.errors import QuarlError
 from quarl.fields import AT_LEAST_ONE, NOT_NEGATIVE, PERCENTAGE, QUANTISATION, shown
 from quarl.quant.spec import Mode, QuantSpec
@@ -19,7 +19,7 @@ Runtimes = Literal["litert", "ort", "openvino", "tract", "tflm", "c", "c-aarch64
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportConfig(ModelConfig):
+class ExportConfig(CalibratedConfig):
     """Write a policy as a file for another runtime or a small board, with its contract and the data to verify it."""
 
     verb: ClassVar[str] = "export"

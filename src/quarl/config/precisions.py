@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from quarl.config.base import MeteredConfig, Observations, Output
 from quarl.config.environment import OPTIONS
-from quarl.config.trained_policy import ModelConfig
+from quarl.config.trained_policy import CalibratedConfig
 from quarl.fields import TRAINING
 from quarl.specs import DistillSpec, Flag, PtqSpec
 
@@ -17,7 +17,7 @@ UNPLAYED = ("env", "episodes", "max_episodes", "margin", "workers", *OPTIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PtqConfig(PtqSpec, ModelConfig, MeteredConfig):
+class PtqConfig(PtqSpec, CalibratedConfig, MeteredConfig):
     """Quantize a trained policy at several precisions, and measure the costs and gains of each."""
 
     verb: ClassVar[str] = "ptq"
@@ -41,7 +41,7 @@ class PtqConfig(PtqSpec, ModelConfig, MeteredConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillConfig(DistillSpec, ModelConfig, MeteredConfig):
+class DistillConfig(DistillSpec, CalibratedConfig, MeteredConfig):
     """Distill a trained policy into its own quantized version, on the states that it reaches and without reward."""
 
     verb: ClassVar[str] = "distill"

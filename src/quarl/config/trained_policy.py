@@ -15,8 +15,8 @@ from tyro.conf import Positional
 from quarl.config.base import Config, EnvId, Normalize
 from quarl.config.environment import EnvironmentConfig
 from quarl.errors import QuarlError
-from quarl.fields import shown
-from quarl.specs import SEED
+from quarl.fields import QUANTISATION, shown
+from quarl.specs import PATH, SEED, check_envelope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +93,20 @@ class ModelConfig(NamedModel, EnvironmentConfig):
     """Gymnasium id of the environment; my_module:MyEnv-v0 first imports my_module, which registers it."""
     seed: Annotated[int, SEED] = 0
     """Seed of the episodes; episode k starts from the same state at every precision."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibratedConfig(ModelConfig):
+    """A verb that calibrates grids of static mode."""
+
+    envelope: Annotated[str, shown("path|visited*K|env|FILE"), QUANTISATION] = PATH
+    """States that the grids of static mode cover: path, the recorded ones; visited*K, also farther from their mean by
+    factors up to K; env, also those of perturbed episodes and random starts; or also the rows of a file.
+    """
+
+    def check(self) -> None:
+        super().check()
+        check_envelope(self.envelope, getattr(self, "mode", None))
 
 
 def check_paths(paths: Iterable[str]) -> None:

@@ -12,11 +12,12 @@ import numpy as np
 from quarl import engines, stats
 from quarl.arrays import Array
 from quarl.calibration import Calibrated, quantize
+from quarl.envelope import met_in
 from quarl.envs.environment import Environment, home_of
-from quarl.evaluation import Evaluation, evaluate, record, sample, split_by_time
+from quarl.evaluation import Evaluation, evaluate, sample, split_by_time
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import EXACT
-from quarl.specs import DistillSpec
+from quarl.specs import PATH, DistillSpec
 
 
 @dataclass(eq=False)
@@ -29,6 +30,8 @@ class Validation:
     """Recorded observations [N, *shape] in place of an environment; nothing is played."""
     environment: Environment | None = None
     """Environment to play in; None means the policy's own."""
+    envelope: str | Array = PATH
+    """States that grids cover, as in `quarl.envelope.met_in`."""
     held_out: Array = field(init=False)
     """The last tenth of the observations, which is not used for training."""
 
@@ -54,10 +57,9 @@ class Validation:
 
     def calibrated(self) -> Calibrated:
         """Return the policy with its calibration: on its own episodes, or on a sample of the recorded observations."""
-        given = self.observations
-        if given is None:
-            return Calibrated(self.policy, record(self.policy, seed=self.recipe.seed, environment=self.environment))
-        return Calibrated(self.policy, sample(self.policy, given))
+        given = None if self.observations is None else sample(self.policy, self.observations)
+        about: Any = {"recorded": given, "seed": self.recipe.seed}
+        return Calibrated(self.policy, met_in(self.envelope, self.policy, self.environment, **about))
 
     def look(self, policy: QuantizedPolicy) -> tuple[dict[str, Any], float]:
         """Return a snapshot's fields for this policy, and the duration in seconds."""

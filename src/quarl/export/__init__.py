@@ -13,9 +13,10 @@ from typing import Any
 from quarl.arrays import Array
 from quarl.calibration import quantize, regridded
 from quarl.engines.int16x8 import TARGET
+from quarl.envelope import check_covered, met_in
 from quarl.envs.environment import Environment, home_of, in_environment
 from quarl.errors import MissingEnvironmentError, QuarlError, UnsupportedError, note
-from quarl.evaluation import record, sample, split_by_time
+from quarl.evaluation import sample, split_by_time
 from quarl.export import contract, golden, targets, verification
 from quarl.export.contract import CONTRACT, GOLDEN, POLICY, SUMS, sha256
 from quarl.export.readme import readme
@@ -27,6 +28,7 @@ from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
 from quarl.quant.spec import Mode, QuantSpec
 from quarl.readers import load
+from quarl.specs import PATH
 
 __all__ = ["TARGETS", "export", "quantised"]
 
@@ -41,6 +43,7 @@ def quantised(
     observations: Array | None = None,
     environment: Environment | None = None,
     seed: int = 0,
+    envelope: str | Array = PATH,
 ) -> QuantizedPolicy:
     """Return the policy in the form that `export` takes: in a precision, or with its own codes and grids.
 
@@ -58,16 +61,17 @@ def quantised(
             others calibrate; None records them in the environment.
         environment: Environment to record in; None is the policy's own.
         seed: Seed of the recorded episodes.
+        envelope: States that new grids cover, as in `quarl.envelope.met_in`.
 
     Raises:
-        QuarlError: The policy has another precision, or zero points that `symmetric_activations` excludes, or there is
-            nothing to calibrate on.
+        QuarlError: The policy has another precision, keeps its grids despite an envelope, or has zero points that
+            `symmetric_activations` excludes, or there is nothing to calibrate on.
     """
 
     def met() -> Array:
-        if observations is not None:
-            return sample(policy, split_by_time(observations)[0])
-        return record(policy, seed=seed, environment=environment or home_of(policy, recordable=True))
+        recorded = None if observations is None else sample(policy, split_by_time(observations)[0])
+        home = environment if observations is not None else environment or home_of(policy, recordable=True)
+        return met_in(envelope, policy, home, recorded=recorded, seed=seed)
 
     made = policy
     if not is_quantized(policy):
@@ -84,6 +88,7 @@ def quantised(
     elif mode == "dynamic" and policy.spec.mode == "static":
         raise QuarlError("the policy is static and keeps its grids; drop --mode dynamic")
     assert isinstance(made, QuantizedPolicy)
+    check_covered(envelope, policy, made)
     if symmetric_activations and (made.spec.mode != "static" or any(grid.zero_point for grid in made.grids.values())):
         raise QuarlError(
             f"symmetric activations require static grids with zero points 0, and the policy is {made.spec.in_words}: "

@@ -18,6 +18,7 @@ import numpy as np
 from quarl import engines, formats
 from quarl.arrays import Array
 from quarl.calibration import Calibrated
+from quarl.envelope import met_in
 from quarl.envs.environment import Environment, home_of
 from quarl.errors import QuarlError
 from quarl.evaluation import Evaluation, evaluate, record
@@ -28,7 +29,7 @@ from quarl.post_training import measure
 from quarl.post_training.measure import Cell, Make
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.rows import Column, Row
-from quarl.specs import SEEDS, PtqSpec
+from quarl.specs import PATH, SEEDS, PtqSpec
 from quarl.stats import FEWEST_EPISODES
 
 NARROWER = {"bytes": (7, 6, 5, 4, 3, 2), "latency": (4,)}
@@ -74,6 +75,7 @@ def choose(
     progress: Callable[[str, int], None] = lambda label, done: None,
     distilled: Make | None = None,
     recorded: Array | None = None,
+    envelope: str | Array = PATH,
 ) -> tuple[list[Cell], list[AssignmentRow], list[str]]:
     """Measure a policy at its precisions, or with `auto` at int8 and at the best bits of its layers.
 
@@ -87,6 +89,7 @@ def choose(
         progress: Called with the precision and 1 for every finished episode.
         distilled: Distills the policy of an assignment that validation rejects after calibration; None rejects it.
         recorded: Observations in place of an environment, as in `measure`; not with `auto`, which needs returns.
+        envelope: States that grids cover, as in `quarl.envelope.met_in`.
 
     Returns:
         The cells, fp32's first; the assignments that were tried; sentences about the choice.
@@ -95,8 +98,9 @@ def choose(
         QuarlError: The episodes cannot even show that int8 loses less than `max_loss`.
     """
     if not asked.auto:
-        return measure.measure(policy, environment, asked.specs(), asked, progress, recorded=recorded), [], []
-    search = _Search(policy, environment or home_of(policy), asked, progress, distilled)
+        about: Any = {"recorded": recorded, "envelope": envelope}
+        return measure.measure(policy, environment, asked.specs(), asked, progress, **about), [], []
+    search = _Search(policy, environment or home_of(policy), asked, progress, distilled, envelope)
     int8 = search.validate(search.int8, search.fewest)
     if search.needed(int8) > asked.most_episodes:
         raise search.refusal(int8)
@@ -152,13 +156,14 @@ class _Search:
         asked: PtqSpec,
         progress: Callable[[str, int], None],
         distilled: Make | None,
+        envelope: str | Array,
     ) -> None:
         self.fewest = max(int(asked.episodes), FEWEST_EPISODES)
         self.asked, self.progress = replace(asked, margin=asked.loss_pct), progress
         (self.int8,) = asked.specs()
         where: Any = {"seed": asked.seed, "engine": asked.engine}
-        met = partial(record, policy, environment=environment, **where)
-        self.environment, self.calibrated, self.states = environment, Calibrated(policy, met()), met(stream="fidelity")
+        self.environment, self.states = environment, record(policy, "fidelity", environment=environment, **where)
+        self.calibrated = Calibrated(policy, met_in(envelope, policy, environment, **where))
         where |= {"progress": lambda episode: progress("validation", 1), "num_workers": asked.workers}
         play: Callable[..., Evaluation] = partial(evaluate, environment=environment, stream="validation", **where)
         self.quantize, self.distilled = cache(self.calibrated.quantize), distilled

@@ -11,6 +11,7 @@ from quarl import engines, formats
 from quarl.arrays import Array
 from quarl.calibration import Calibrated, quantised
 from quarl.engines import Engine
+from quarl.envelope import met_in
 from quarl.envs.environment import Environment, home_of
 from quarl.evaluation import Evaluation, evaluate, record, sample, split_by_time
 from quarl.judging import fidelity, judged, looks_of, until_judged
@@ -32,7 +33,7 @@ from quarl.rows import (
     Row,
     Scheme,
 )
-from quarl.specs import PtqSpec
+from quarl.specs import PATH, PtqSpec
 from quarl.stats import Interval, as_fields, drop_interval
 
 
@@ -153,6 +154,7 @@ def measure(
     calibrated: Calibrated | None = None,
     make: Make = quantised,
     recorded: Array | None = None,
+    envelope: str | Array = PATH,
 ) -> list[Cell]:
     """Measure a policy in float32 and at every precision, each on the same episodes or held-out observations.
 
@@ -166,6 +168,7 @@ def measure(
         make: Quantizes the policy.
         recorded: Observations [N, *shape] in the order of time, in place of an environment: the first nine tenths
             calibrate, and actions are compared on the others.
+        envelope: States that grids cover, as in `quarl.envelope.met_in`.
 
     Returns:
         A cell of fp32, then one of each precision, in their order.
@@ -173,10 +176,10 @@ def measure(
     where: Any = {"seed": asked.seed, "engine": asked.engine}
     if recorded is not None:
         seen, held_out = split_by_time(recorded)
-        calibrated = Calibrated(policy, sample(policy, seen))
+        calibrated = Calibrated(policy, met_in(envelope, policy, recorded=sample(policy, seen), seed=asked.seed))
     else:
         where["environment"] = environment = environment or home_of(policy, recordable=True)
-        calibrated = calibrated or Calibrated(policy, record(policy, **where))
+        calibrated = calibrated or Calibrated(policy, met_in(envelope, policy, **where))
     specs = [EXACT, *(spec for spec in specs if spec.float_type != "fp32")]
     quantized = [make(calibrated, spec) for spec in specs]
     loaded = [engines.load_fitting(each, asked.engine) for each in quantized]

@@ -14,6 +14,7 @@ from rich.console import Console
 from quarl.api import Agent, agent_of
 from quarl.arguments import check, checks_keywords, policy_rows
 from quarl.arrays import Array
+from quarl.envelope import asked
 from quarl.envs.environment import EnvironmentKeywords, in_environment
 from quarl.errors import QuarlError
 from quarl.policy.graph import is_quantized
@@ -22,7 +23,7 @@ from quarl.post_training.measure import PtqRow
 from quarl.progress import progress
 from quarl.quant.spec import Mode
 from quarl.report import assessment, schema, tables
-from quarl.specs import EngineName, PtqSpec
+from quarl.specs import PATH, EngineName, PtqSpec
 
 if TYPE_CHECKING:
     import pandas
@@ -114,6 +115,7 @@ def ptq(
     num_workers: int = 1,
     edge_bits: int | str = PtqSpec.edge_bits,
     observations: ArrayLike | dict[str, Array] | None = None,
+    envelope: str | ArrayLike | dict[str, Array] = PATH,
     **where: Unpack[EnvironmentKeywords],
 ) -> PtqTable:
     """Measure an agent at several precisions: return, error, verdict, latency and size, as `quarl ptq` does.
@@ -140,6 +142,7 @@ def ptq(
         edge_bits: Minimum bits of the first and the last layers; "same" means one width in all layers.
         observations: Raw observations [N, ...] in the order of time, in place of an environment. Nothing is played: the
             first nine tenths calibrate, and the table has the errors of actions on the last tenth, and no return.
+        envelope: States that the grids of static mode cover, as in `quantize`.
         env_id: The environment; None means the one that the policy was trained in.
         env_kwargs: Arguments of the environment, in addition to those that the policy records.
         wrappers: Wrappers in place of the policy's, the outermost last: names, as in "AtariWrapper", or (name,
@@ -182,12 +185,13 @@ def ptq(
     check(spec, KEYWORDS)
     policy, environment = in_environment(policy, **where)
     recorded = None if observations is None else policy_rows(policy, observations)[0]
+    covered = asked(policy, envelope, mode)
     if recorded is not None and (auto or any(where.values())):
         raise QuarlError(
             "observations replace an environment and its returns: drop auto and the environment's keywords"
         )
     with progress(spec.num_episodes if recorded is None else None) as bar:
-        cells, _, _ = choose(policy, environment, spec, bar, recorded=recorded)
+        cells, _, _ = choose(policy, environment, spec, bar, recorded=recorded, envelope=covered)
     played = cells[0].evaluation
     return PtqTable(
         title=policy.provenance.title(played.env_id if played else None),
