@@ -80,6 +80,22 @@ REFUSED = {
         "--bits 8 4 int8": "--bits 8 and int8 are the same precision: keep one",
         "--minutes -1": "--minutes must not be negative, got -1",
     },
+    "robust policy.quarl -o out": {
+        "--levels noise:a": "--levels 'noise:a' is not NAME:LEVEL,... with numbers above 0",
+        "--levels noise:0": "--levels 'noise:0' is not NAME:LEVEL",
+        "--levels delay:1.5": "--levels 'delay:1.5' is not NAME:LEVEL,... with numbers above 0, of whole steps",
+        "--levels push:1 push:2": "--levels 'push:2' is not NAME:LEVEL,...",
+        "--levels masspol:2 --env CartPole-v1": "no parameter 'masspol'; did you mean 'masspole'?; it has gravity, ",
+        "--levels control-hz:50 --env CartPole-v1": "push and control-hz require MuJoCo with a frame_skip",
+        "--episodes 9": "--episodes must be at least 10, below which every verdict is undecided, got 9",
+        "--bits int9000": "weight bits must be 2..32, got 9000",
+    },
+    "robust": {
+        "bare.quarl": "the policy does not name the environment it was trained on",
+        "": "MODEL is missing: add it before the options, as in quarl robust MODEL",
+        "nowhere": "no file nowhere; check the path",
+        "int8.quarl": "int8.quarl is already quantized (int8); give the float policy",
+    },
     "study": {
         "run": "STUDY is missing: add a study file or the name of an included one",
         "run nowhere.yml": "no study file nowhere.yml",

@@ -14,7 +14,7 @@ import mujoco
 import numpy as np
 
 SCENE = Path(__file__).with_name("scene_mjx_feetonly_flat_terrain.xml")
-STEPS, SUBSTEPS, COMMAND_STEPS = 500, 5, 125
+STEPS, COMMAND_STEPS = 500, 125
 FASTEST = np.array([1.5, 0.8, 1.2])
 """Largest commands: m/s forward, m/s to the left, rad/s of yaw."""
 SCALE, UPRIGHT = 0.5, 0.3
@@ -26,6 +26,7 @@ class Go1(gymnasium.Env[np.ndarray, np.ndarray]):
 
     observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (48,), np.float32)
     action_space = gymnasium.spaces.Box(-1, 1, (12,), np.float32)
+    frame_skip = 5
 
     def __init__(self) -> None:
         self.model = mujoco.MjModel.from_xml_path(str(SCENE))
@@ -46,7 +47,7 @@ class Go1(gymnasium.Env[np.ndarray, np.ndarray]):
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self.last = np.array(action, np.float64)
         self.data.ctrl[:] = self.last * SCALE + self.home
-        mujoco.mj_step(self.model, self.data, SUBSTEPS)
+        mujoco.mj_step(self.model, self.data, self.frame_skip)
         velocity, gyroscope = self.data.sensor("local_linvel").data, self.data.sensor("gyro").data
         reward = 0.67 * np.exp(-np.sum((self.command[:2] - velocity[:2]) ** 2) / 0.25)
         reward += 0.33 * np.exp(-((self.command[2] - gyroscope[2]) ** 2) / 0.25)

@@ -23,6 +23,7 @@ from quarl.processes.signals import SIGNALLED, ctrl_c, leave
 INTERRUPTED = 130
 """Exit code of a program that Ctrl-C ended: 128 + SIGINT."""
 LAB: Mapping[str, str] = {
+    "robust": "robust",
     "study report": "study_report",
     "study run": "study",
     "study status": "study",

@@ -321,12 +321,17 @@ def _loss_over_seeds(pairs: Sequence[tuple[Array, Array]]) -> Interval:
     return over_few(error + (fp32 - q - same) / scale * 100)
 
 
-def over_few(values: Array) -> Interval:
-    """Return the mean of [n] independent numbers, two or more, with Student's 95 % interval."""
+def over_few(values: Array, comparisons: int = 1) -> Interval:
+    """Return the mean of [n] independent numbers, two or more, with Student's 95 % interval.
+
+    Args:
+        values: The numbers.
+        comparisons: Number of intervals of which all contain their means with 95 %, by Bonferroni's correction.
+    """
     import scipy  # here: few callers need it, and the import is slow
 
     point = float(values.mean())
-    width = float(scipy.stats.t.ppf(0.975, values.size - 1) * values.std(ddof=1) / np.sqrt(values.size))
+    width = float(scipy.stats.t.isf(0.025 / comparisons, values.size - 1) * values.std(ddof=1) / np.sqrt(values.size))
     return Interval(point=point, low=point - width, high=point + width)
 
 

@@ -11,6 +11,7 @@ CUTS = {
     "play": {"--episodes": 1, "--max-episode-steps": 60},
     "train": {"-n": 2000, "--eval-episodes": 1},
     "sweep": {"-n": 2000, "--episodes": 2, "--seeds": 1},
+    "robust": {"--episodes": 10},
     "actorq": {"-n": 1500, "--eval-episodes": 1},
 }
 """Verb: options, and the largest value that each has; those that a command does not give are added."""
@@ -49,6 +50,7 @@ WRITES = {
     "inspect": ("weights.png", "weights.pdf", "output.txt"),
     "actorq": ("model.zip", "metrics.jsonl", "evaluations.jsonl", "policy-fp32.safetensors", "report.html"),
     "sweep": ("study.yml", "rows.json"),
+    "robust": ("study.yml", "rows.json", "report.html"),
     "study run": ("study.sqlite",),
     "study report": ("report.html",),
 }

@@ -20,6 +20,7 @@ from quarl.config.deploy import BudgetConfig
 from quarl.config.environment import OPTIONS, EnvironmentConfig
 from quarl.config.export import ExportConfig, VerifyConfig
 from quarl.config.precisions import DistillConfig, PtqConfig
+from quarl.config.robustness import RobustConfig
 from quarl.config.study import StudyConfig, StudyReportConfig, StudyRunConfig, StudyStatusConfig
 from quarl.config.sweep import SweepConfig
 from quarl.config.train import TrainConfig
@@ -189,6 +190,7 @@ __all__ = [
     "ModelConfig",
     "PlayConfig",
     "PtqConfig",
+    "RobustConfig",
     "StudyConfig",
     "StudyReportConfig",
     "StudyRunConfig",
@@ -206,6 +208,7 @@ VERBS: tuple[type[Config | ClusterConfig | StudyConfig], ...] = (
     ActorQConfig,
     ClusterConfig,
     EvalConfig,
+    RobustConfig,
     PlayConfig,
     InspectConfig,
     ExportConfig,

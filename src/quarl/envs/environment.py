@@ -71,6 +71,8 @@ class Environment:
     """Longest episode in steps that the user allows; a user may allow more than a file."""
     lent: gymnasium.Env[Any, Any] | None = None
     """An environment that a Python caller has passed; it stays open."""
+    outside: Inside | None = None
+    """Wrapper for evaluation outside all others, which sees the policy's observations and actions."""
 
     @classmethod
     def typed_by_user(cls, env_id: str, options: EnvironmentOptions = UNSAID) -> Environment:
@@ -191,7 +193,7 @@ class Environment:
             env = shown_to(policy, WholeGame(env) if is_game else env)
             try:
                 check_spaces(policy, env)
-                return env
+                return env if self.outside is None else self.outside(env)
             except QuarlError as error:
                 env.close()
                 refusals.append(error)

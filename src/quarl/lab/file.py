@@ -83,6 +83,10 @@ def read(name: str, agents: Path | None = None) -> Study:
     for entry in study.methods:
         if entry.method in ("ptq", "distill", "qat") and not any(other.method == "fp32" for other in study.methods):
             raise entry.at.wrong(f"{entry.method} is compared with fp32; add {{method: fp32}}")
+        if entry.method not in ("fp32", "ptq") and any(policy.disturbance for policy in study.policies):
+            raise entry.at.wrong(
+                f"{entry.method} plays undisturbed episodes; a study with a disturbance has fp32 and ptq"
+            )
     home = Path() if is_shipped else path.parent
     return dataclasses.replace(study, agents=agents or home / study.agents)
 
@@ -106,7 +110,7 @@ class PolicyEntry:
 
     at: Place
     algo: str = key(word)
-    """ppo, a2c, dqn, ddpg, td3, sac or d4pg."""
+    """ppo, a2c, dqn, ddpg, td3, sac or d4pg; "" accepts a file of any algorithm."""
     env: str = key(word)
     """Gymnasium id."""
     source: tuple[str, ...] = key(
@@ -144,6 +148,8 @@ class PolicyEntry:
     """Number of stacked observations, as --frame-stack."""
     max_episode_steps: int | None = key(count, default=None)
     """Environment steps after which an episode is truncated, as --max-episode-steps."""
+    disturbance: Mapping[str, float] = key(lambda value, at: _by_name(value, at), default_factory=dict)
+    """Disturbances of its episodes with their levels, as {noise: 0.3}; the names are those of quarl robust --levels."""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -161,7 +167,7 @@ class PolicyEntry:
 def _policy(value: Any, at: Place) -> PolicyEntry:
     entry = PolicyEntry(at=at, **checks.checked(PolicyEntry, value, at, "a policy"))
     known = LEARNERS if "train" in entry.source else (*LEARNERS, *CONTRIB)
-    if entry.algo not in known:
+    if entry.algo not in known and (entry.algo or not all(source.startswith("file:") for source in entry.source)):
         raise (at / "algo").wrong(unknown_algorithm(entry.algo, known))
     if not entry.source and not entry.na:
         raise at.wrong("source is missing: train, zoo:FOLDER or hub:ORG/NAME, or na: and a reason")

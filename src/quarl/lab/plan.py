@@ -121,7 +121,7 @@ def _unfit(entry: PolicyEntry, env_id: str, spaces: dict[str, tuple[Any, str]]) 
         except QuarlError as error:  # an extra is missing
             spaces[key] = None, str(error)
     space, why = spaces[key]
-    return why or fits(entry.algo, space) or ""
+    return why or (entry.algo and fits(entry.algo, space)) or ""
 
 
 def _fp32(policy: Planned, method: MethodEntry) -> Iterator[Cell]:
@@ -186,6 +186,7 @@ def _play(policy: Planned, spec: QuantSpec) -> Cell:
             "spec": spec.to_json(),
             "seed": policy.seed,
             **policy.played,
+            **({"disturbance": dict(disturbance)} if (disturbance := policy.entry.disturbance) else {}),
         },
     )
 

@@ -8,7 +8,8 @@ import io
 import json
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from quarl.files import write_bytes
 from quarl.inert.npz import read_npz
 from quarl.inert.zip import read_bytes
 from quarl.lab.cells import Cell, Job
+from quarl.lab.disturbances import NOISE, PUSH, Disturbance, velocity_deviations
 from quarl.lab.source import FILE, check_file
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
@@ -123,15 +125,28 @@ class PolicyWorker:
 
     calibrated: Calibrated
     environment: Environment
+    scales: dict[str, Array] = field(default_factory=dict)
+    """Standard deviations on the path by the disturbance that needs them."""
 
     def prepare(self, cell: Cell) -> None:
         """Quantize here as the cell would, so that later cells find the result."""
+        self._environment(cell)
         self.calibrated.prepare(QuantSpec.from_json(cell.work["spec"]))
 
     def run(self, cell: Cell) -> dict[str, Any]:
         """Play the policy in the cell's precision, and return the result with statistics of the float weights."""
         policy = quantised(self.calibrated, QuantSpec.from_json(cell.work["spec"]))
-        return {**returns(policy, cell.work, self.environment), **weights(self.calibrated.policy)}
+        return {**returns(policy, cell.work, self._environment(cell)), **weights(self.calibrated.policy)}
+
+    def _environment(self, cell: Cell) -> Environment:
+        """Return the environment with the cell's disturbance, in units of deviations on the float policy's path."""
+        levels = cell.work.get("disturbance", {})
+        if PUSH in levels and PUSH not in self.scales:
+            self.scales[PUSH] = velocity_deviations(self.calibrated.policy, self.environment, cell.seed)
+        if NOISE in levels and NOISE not in self.scales:
+            self.scales[NOISE] = np.std(np.asarray(self.calibrated.observations), axis=0, dtype=np.float64)
+        outside = partial(Disturbance, levels=levels, scales=self.scales)
+        return replace(self.environment, outside=outside) if levels else self.environment
 
 
 def preload(env_ids: Collection[str], wrappers: Collection[str]) -> None:

@@ -192,8 +192,9 @@ class Runner:
             self._begin(key)
             self.pool.submit(name, key, cell)
         elif ready is None:
-            # float formats need no calibration
-            calibrate = any(other.is_integer for key, other in self.waiting.items() if self.workers.get(key) == name)
+            # float formats need no calibration, but noise is in units of its deviations
+            others = [other for key, other in self.waiting.items() if self.workers.get(key) == name]
+            calibrate = any(other.is_integer or "disturbance" in other.work for other in others)
             self.pool.prepare(name, partial(make_worker, self._job(cell), calibrate=calibrate))
 
     def _begin(self, key: str) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Unpack
 
+import yaml
+
 from quarl.commands import terminal
-from quarl.config import StudyRunConfig, StudyStatusConfig, SweepConfig
+from quarl.config import RobustConfig, StudyRunConfig, StudyStatusConfig, SweepConfig
 from quarl.errors import QuarlError
-from quarl.files import locked
+from quarl.files import locked, write_bytes
 from quarl.lab import file, rows
 from quarl.lab.cells import DONE, FAILED, FP32, NA, RUNNING, TODO, Cell
 from quarl.lab.file import Study
@@ -85,7 +87,25 @@ def _pool(config: StudyRunConfig) -> Iterator[MakePool]:
         yield partial(ClusterPool, connection.enough(machines, config.nodes))
 
 
-def ended(measured: Measured, config: StudyRunConfig | SweepConfig) -> int:
+def measured(config: SweepConfig | RobustConfig, document: Mapping[str, Any]) -> tuple[Study, Measured]:
+    """Write a study file into the locked folder of its command, and measure its missing cells within the time."""
+    path = config.output / "study.yml"
+    write_bytes(yaml.safe_dump(document, sort_keys=False).encode(), path)
+    asked = file.read(str(path))
+    cells = plan(asked, env_module=(config.env or "").rpartition(":")[0] or None)
+    return asked, measure(
+        config.output,
+        asked,
+        cells,
+        cells,
+        terminal.progress,
+        jobs=config.jobs,
+        minutes=config.minutes,
+        retry_failed=True,
+    )
+
+
+def ended(measured: Measured, config: StudyRunConfig | SweepConfig | RobustConfig) -> int:
     """Print the reason if the run is incomplete, and return the exit code."""
     if measured.signal is not None:
         terminal.complain(f"stopped by a signal; resume with {config.command_line()}")

@@ -6,22 +6,16 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from quarl import energy
 from quarl.algorithms import tuned
-from quarl.commands import terminal
 from quarl.config import SweepConfig
 from quarl.config.environment import OPTIONS
 from quarl.config.train import QAT_OPTIONS
 from quarl.envs.environment import Environment
 from quarl.envs.options import EnvironmentOptions
-from quarl.files import locked, write_bytes
-from quarl.lab import file
+from quarl.files import locked
 from quarl.lab.cells import DISTILL, DONE, FP32, PTQ, QAT, TRAIN
 from quarl.lab.commands import study, study_report
-from quarl.lab.plan import plan
-from quarl.lab.runner import measure
 from quarl.literals import NONE
 from quarl.processes.signals import SIGNALLED
 from quarl.readers import find
@@ -37,20 +31,7 @@ def run(config: SweepConfig) -> int:
     """Write the study, measure its missing cells within the time, report the finished ones; return the exit code."""
     document = study_document(check(config))
     with energy.meter(config) as meter, locked(config.output):
-        path = config.output / "study.yml"
-        write_bytes(yaml.safe_dump(document, sort_keys=False).encode(), path)
-        asked = file.read(str(path))
-        cells = plan(asked, env_module=config.env.rpartition(":")[0] or None)
-        measured = measure(
-            config.output,
-            asked,
-            cells,
-            cells,
-            terminal.progress,
-            jobs=config.jobs,
-            minutes=config.minutes,
-            retry_failed=True,
-        )
+        asked, measured = study.measured(config, document)
     if (code := study.ended(measured, config)) <= SIGNALLED:
         if any(record.state == DONE and record.method != TRAIN for record in measured.records):
             study_report.make(config.output, config.command_line())

@@ -1,0 +1,217 @@
+"""`quarl robust`: one agent under disturbances at several precisions, as a study of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import itemgetter
+from typing import Annotated, Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from quarl import formats, stats
+from quarl.calibration import quantize
+from quarl.commands import terminal
+from quarl.config import RobustConfig
+from quarl.config.learner_options import CONTRIB
+from quarl.envs.checked import Checked, held
+from quarl.envs.environment import Environment, home_of, in_environment
+from quarl.errors import QuarlError
+from quarl.files import locked
+from quarl.lab.cells import DONE, FP32, PTQ
+from quarl.lab.commands import study
+from quarl.lab.disturbances import Disturbance
+from quarl.lab.rows import returns
+from quarl.lab.store import Record
+from quarl.policy import artifact
+from quarl.policy.graph import Policy, is_quantized
+from quarl.processes.signals import SIGNALLED
+from quarl.quant.spec import EXACT
+from quarl.readers import load
+from quarl.report import page, schema, style, tables
+from quarl.report.figures import points
+from quarl.report.schema import Fields
+from quarl.rows import Column, Episodes, Interval, Mean, Measured, Precision, Row, by
+from quarl.specs import LEARNERS, PtqSpec
+
+POLICY = "policy.safetensors"
+"""The float policy in the folder, with its environment."""
+NONE = "none"
+"""Name of the undisturbed episodes."""
+SHIFT = 0.08
+"""Distance between the lines of a figure, in levels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RobustRow(Row):
+    """One precision under one level of a disturbance."""
+
+    command = "robust"
+    disturbance: Annotated[str, Column("disturbance", caption="{}")]
+    """noise, delay, push, control-hz or a parameter of the dynamics."""
+    level: Annotated[float, Column("level", "{:g}".format)]
+    """Its level: in standard deviations on the path for noise and push, control steps for delay, control steps per
+    second for control-hz, otherwise the factor of the parameter. The undisturbed level is among them."""
+    precision: Precision
+    mode: Annotated[str, Column("mode")]
+    """static or dynamic activations; empty for fp32."""
+    episodes: Episodes
+    mean: Mean
+    ci_low: Interval
+    ci_high: float | None
+    measured: Measured
+    verdict: Annotated[str | None, Column("verdict", formats.verdict, of=("verdict", "differs", "precision"))]
+    """Verdict on the mean difference to fp32 under the same disturbance, paired by episode, by Student's interval. The
+    interval is corrected for the number of comparisons (Bonferroni)."""
+    differs: bool | None
+    """True if that interval does not contain 0."""
+    holds: Annotated[bool, Column("holds", lambda holds: "yes" if holds else "no")] = True
+    """True if it is non-inferior at this level and at all levels between it and the undisturbed one; true for fp32."""
+
+
+def run(config: RobustConfig) -> int:
+    """Measure the missing cells within the time, and report the finished ones; return the exit code."""
+    policy, environment = in_environment(load.read(config.model), config.env)
+    if is_quantized(policy):
+        raise QuarlError(f"{config.model} is already quantized ({policy.spec.precision}); give the float policy")
+    usual = check(policy, environment or home_of(policy), config.sweeps())
+    with locked(config.output):
+        artifact.write(quantize(policy, EXACT), config.output / POLICY)
+        asked, measured = study.measured(config, study_document(config, policy))
+    if (code := study.ended(measured, config)) > SIGNALLED:
+        return code
+    return max(code, _report(config, asked.name, measured.records, rows(config, measured.records, usual)))
+
+
+def check(policy: Policy, environment: Environment, sweeps: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Reset the environment at every level; return the undisturbed level of each disturbance."""
+    usual = {}
+    for name, level in ((name, level) for name, levels in sweeps.items() for level in levels):
+        with held(partial(environment.make_for, policy)) as env:
+            disturbed = Disturbance(env, {name: level}, {})
+            Checked(disturbed).reset(seed=0)
+            usual[name] = disturbed.usual.get(name, 1.0)
+    return usual
+
+
+def study_document(config: RobustConfig, policy: Policy) -> dict[str, Any]:
+    """Return the study file: the policy once for every level, in fp32 and quantized."""
+    source = policy.provenance
+    entry = {
+        "algo": source.algo if source.algo in (*LEARNERS, *CONTRIB) else "",
+        "env": (config.env or source.env_id).rpartition(":")[2],
+        "source": f"file:{(config.output / POLICY).absolute()}",
+    }
+    precisions = [spec.precision for spec in PtqSpec(bits=config.bits).specs() if spec != EXACT]
+    ptq = {"method": PTQ, "precision": precisions, "mode": ["static", "dynamic"]}
+    return {
+        "name": source.title(entry["env"]),
+        "episodes": config.episodes,
+        "margin": config.margin,
+        "seeds": [config.seed],
+        "limits": {"minutes": 10**6, "memory_gb": 10**6},
+        "policies": [
+            {**entry, "name": NONE},
+            *(
+                {**entry, "name": _source(name, level), "disturbance": {name: level}}
+                for name, levels in config.sweeps().items()
+                for level in levels
+            ),
+        ],
+        "methods": [{"method": FP32}, *([ptq] if precisions else [])],
+    }
+
+
+def rows(config: RobustConfig, records: Sequence[Record], usual: Mapping[str, float]) -> list[RobustRow]:
+    """Return the rows of the finished cells, by sweep, precision, mode and level.
+
+    Args:
+        config: The command's options.
+        records: All cells of the study, each level's fp32 first.
+        usual: Undisturbed level of each disturbance.
+    """
+    comparisons = sum(record.method != FP32 for record in records)
+    done = by((record for record in records if record.state == DONE), lambda record: record.source)
+    found: list[RobustRow] = []
+    for name, levels in config.sweeps().items():
+        sources = {level: _source(name, level) for level in levels} | {usual[name]: NONE}
+        sweep = [
+            _row(name, level, record, done[sources[level]][0], config.margin / 100, comparisons)
+            for level in sorted(sources)
+            for record in done.get(sources[level], ())
+            if done[sources[level]][0].method == FP32
+        ]
+        for members in by(sweep, lambda row: (row.precision, row.mode)).values():
+            failed = [row.level for row in members if row.verdict not in (None, stats.NONINFERIOR)]
+            for row in members:
+                low, high = sorted((row.level, usual[name]))
+                found.append(replace(row, holds=not any(low <= level <= high for level in failed)))
+    return found
+
+
+def _source(name: str, level: float) -> str:
+    return f"{name} {level:.15g}"
+
+
+def _row(name: str, level: float, record: Record, exact: Record, margin: float, comparisons: int) -> RobustRow:
+    """Return the row of a finished cell, compared with fp32 under the same disturbance."""
+    played, base = returns(record), returns(exact)
+    verdict = stats.judge(stats.over_few(played - base, comparisons), margin * abs(float(base.mean())))
+    is_compared = record.method != FP32
+    return RobustRow(
+        disturbance=name,
+        level=level,
+        precision=record.precision,
+        mode=record.mode if is_compared else "",
+        episodes=record.episodes,
+        **stats.as_fields(stats.bootstrap_interval(played, np.random.default_rng(0)), "mean", "ci"),
+        measured=record.result["measured"],
+        verdict=verdict.verdict if is_compared else None,
+        differs=verdict.differs if is_compared else None,
+    )
+
+
+def _report(config: RobustConfig, title: str, records: Sequence[Record], rows: Sequence[RobustRow]) -> int:
+    """Show a table of each sweep, and write rows, figures and page; return the exit code."""
+    document = schema.document(RobustRow, rows, model=config.model, env_id=config.env, seed=config.seed)
+    schema.write(document, config.output / "rows.json")
+    sweeps = by(document["rows"], itemgetter("disturbance"))
+    said = [_sentence(name, members) for name, members in sweeps.items()]
+    for name, members in sweeps.items():
+        terminal.show(RobustRow, members, f"{title}: {name}")
+    page.write(
+        config.output,
+        [(name, f"Return against {name}, with 95 % intervals.", draw(rows, title)) for name, rows in sweeps.items()],
+        title=f"{title}: disturbances",
+        facts={"model": config.model, "episodes": f"{config.episodes} of every cell, seed {config.seed}"},
+        sentences=said,
+        tables=[(name, tables.cells(RobustRow, members)) for name, members in sweeps.items()],
+        command=config.command_line(),
+    )
+    terminal.say("", *said, *study.failures(records), f"report: {config.output / 'report.html'}")
+    return terminal.finish(config, document)
+
+
+def _sentence(name: str, rows: Sequence[Fields]) -> str:
+    """Return the levels of a disturbance at which each precision is non-inferior to fp32, in a sentence."""
+    arms = by((row for row in rows if row["verdict"]), itemgetter("precision", "mode"))
+    kept = {" ".join(arm): [row["level"] for row in members if row["holds"]] for arm, members in arms.items()}
+    words = [f"{arm} {f'{min(at):g} to {max(at):g}' if at else 'nowhere'}" for arm, at in kept.items()]
+    return f"Shown to be non-inferior to fp32 under the same {name}: {', '.join(words)}."
+
+
+@style.look()
+def draw(rows: Sequence[Fields], title: str) -> Figure:
+    """Draw return against the level of one disturbance, with a line for each precision and mode."""
+    levels = sorted({row["level"] for row in rows})
+    drawn, (axes,) = style.panels(1, title, height=3.4, x=rows[0]["disturbance"], y="return")
+    arms = by(rows, itemgetter("precision", "mode"))
+    for number, (arm, members) in enumerate(arms.items()):
+        x = np.array([levels.index(row["level"]) for row in members]) + SHIFT * (number - (len(arms) - 1) / 2)
+        color = style.SERIES[number % len(style.SERIES)]
+        axes.plot(x, points(axes, x, members, color, " ".join(arm), 3.0), color=color)
+    axes.set_xticks(range(len(levels)), [f"{level:g}" for level in levels])
+    axes.legend()
+    return drawn
