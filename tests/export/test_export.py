@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from test_contract import cartpole
 
 import networks
@@ -278,3 +280,18 @@ def test_a_name_that_is_no_identifier_is_refused(name, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
     with pytest.raises(QuarlError, match="--name requires --to c"):
         targets.file_of("onnx", "hover")
+
+
+def test_readme_names_operators_and_arena_of_tflite_micro(tmp_path):
+    runtime = require.module("tflite_micro.python.tflite_micro.runtime")
+    policy, x = agent()
+    export(policy, "tflite", tmp_path, observations=x)
+    page = (tmp_path / "README.md").read_text()
+    without = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    file = Interpreter(str(tmp_path / "policy.tflite"), experimental_op_resolver_type=without)
+    added = re.findall(r"operators\.Add(\w+)\(\);", page)
+    expected = {each["op_name"].replace("_", "").lower() for each in file._get_ops_details()}
+    assert sorted(map(str.lower, added)) == sorted(expected)
+    assert f"MicroMutableOpResolver<{len(added)}>" in page
+    content, arena = (tmp_path / "policy.tflite").read_bytes(), int(re.search(r"arena\[(\d+)\]", page)[1])
+    runtime.Interpreter.from_bytes(content, arena_size=arena).invoke()

@@ -214,10 +214,12 @@ def _refuse_files_of_others(directory: Path, target: str, source: Mapping[str, s
 
 def _footprint(policy: QuantizedPolicy, target: str, file: Path) -> dict[str, Any]:
     """Return the requirements of a board and how they were found, or the reason for having none."""
-    from quarl.export.footprint import footprint  # here: it doubles the imports of playing a file
+    from quarl.engines.litert.flatbuffer import operators  # here: they double the imports of playing a file
+    from quarl.export.footprint import footprint
 
     try:
-        return asdict(footprint(policy, target, file))
+        found = asdict(footprint(policy, target, file))
+        return found if target == "c" else found | {"operators": operators(file.read_bytes())}
     except QuarlError as error:
         return {"flash": None, "ram": None, "how": str(error)}
 

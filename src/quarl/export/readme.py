@@ -60,6 +60,20 @@ project(NAME)
 """,
 }
 """Building of C, by package."""
+MICRO = """
+TFLite Micro plans and runs it in an arena of {ram} bytes here, with 64-bit pointers; boards need less. These lines were
+not compiled here:
+
+```cpp
+extern const unsigned char policy_tflite[]; // xxd -i policy.tflite, aligned to 16 bytes
+alignas(16) static uint8_t arena[{ram}];
+static tflite::MicroMutableOpResolver<{count}> operators;
+{adds}
+static tflite::MicroInterpreter policy(tflite::GetModel(policy_tflite), operators, arena, sizeof arena);
+policy.AllocateTensors();
+```
+"""
+"""Call in TFLite Micro, with every operator of the file."""
 MISRA = """
 `NAME.c` has no heap, recursion, floats, unions, goto or arrays of variable length. It deviates from MISRA C:2012 in
 these rules, found by reading and not by a checker. Dir 4.6, `int` for counts and results. Dir 4.9, macros with
@@ -103,6 +117,11 @@ def readme(contract: Mapping[str, Any], file: str) -> str:
     call = call.replace("NAME", name).replace("MACRO", name.upper())
     package, box = contract["package"], BOX if observation["box"] else ""
     loop = LOOP.format(PACKAGES[package]).replace("NAME", name) if package else ""
+    if operators := contract["footprint"].get("operators"):
+        adds = "\n".join(
+            f"operators.Add{each.title().replace('_', '').replace('Padv2', 'PadV2')}();" for each in operators
+        )
+        loop = MICRO.format(ram=contract["footprint"]["ram"], count=len(operators), adds=adds)
     return f"""# {source["algo"] or "A policy"} on {where}, {contract["precision"]} {contract["mode"]}
 
 `{file}` takes {takes[0]}, {observation["layout"]}{made}. {takes[1]}.

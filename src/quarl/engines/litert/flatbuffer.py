@@ -249,6 +249,12 @@ class Model:
         return len(self._tensors) - 1
 
 
+def operators(content: bytes) -> list[str]:
+    """Return the names of the operators in a .tflite file, as the schema has them."""
+    names, model = {code: name for name, code in vars(Operator).items()}, schema.Model.GetRootAs(content)
+    return sorted(names[model.OperatorCodes(number).BuiltinCode()] for number in range(model.OperatorCodesLength()))
+
+
 @functools.lru_cache(HEADS)
 def _head(
     tensors: tuple[_Tensor, ...],
