@@ -114,6 +114,8 @@ REFUSED = {
     "verify": {
         "": "PATH is missing: add it before the options, as in quarl verify quarl-export",
         "a b": "verify got an unexpected argument 'b'",
+        "a --calls 9": "--calls requires --prove: add that, or drop it",
+        "a --prove --calls 0": "--calls must be 1 to 4,294,967,296, got 0",
         "policy.quarl --episodes -1": "--episodes must not be negative, got -1",
         "nowhere": "no file nowhere; check the path",
     },

@@ -13,16 +13,19 @@ from recheck import Recheck, recheck
 from test_c import KINDS, static
 from test_contract import cartpole
 
+import networks
 import require
+from quarl.calibration import quantize
 from quarl.cli import main
 from quarl.engines import reference
 from quarl.export import c, export, golden, quantised
-from quarl.export.c import bounds
+from quarl.export.c import bounds, every_point
 from quarl.export.c.lowering import Lowering
 from quarl.export.c.program import Program
 from quarl.export.c.proof import prove, source_of
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
+from quarl.quant.spec import QuantSpec
 
 
 def everything(program: Program) -> bounds.Run:
@@ -102,8 +105,9 @@ def policy() -> QuantizedPolicy:
 
 
 def test_a_proof_agrees_with_a_second_program_until_a_number_changes(policy, tmp_path):
-    first, *grids = prove(written(policy, tmp_path / "out"))
+    first, left_out, *grids = prove(written(policy, tmp_path / "out"))
     assert (first.check, first.result, recheck(tmp_path / "out")) == ("32-bit sums", "proven", "")
+    assert "--calls allows 0" in left_out
     assert [row.check for row in grids] == ["grid of quantize_shift 1", "grid of net.0"]
     text = (proof := tmp_path / "out" / "proof.json").read_text()
     for change, said in (
@@ -122,7 +126,8 @@ def test_a_grid_saturates_at_a_state_inside_the_box_that_the_reference_confirms(
         k: replace(grid, scale=grid.scale / 8) if k.startswith("net.0") else grid for k, grid in policy.grids.items()
     }
     narrow = replace(policy, grids=grids)
-    (row,) = [each for each in prove(written(narrow, tmp_path / "out")) if each.check == "grid of net.0"]
+    *_, row = prove(written(narrow, tmp_path / "out"))
+    assert row.check == "grid of net.0"
     assert (row.count, row.result) == (8, "saturates")
     x = np.float32(json.loads((tmp_path / "out" / "proof.json").read_text())["grids"][1]["observation"])
     assert row.detail.endswith(" at " + ", ".join(f"{each:.9g}" for each in x))
@@ -136,6 +141,36 @@ def test_a_policy_without_a_box_has_no_verdict_on_its_grids(policy, tmp_path):
     row, said = prove(written(replace(policy, box=None), tmp_path / "out"))
     assert row.result == "proven"
     assert "no box of calibration observations" in said
+
+
+@pytest.mark.slow
+def test_every_point_of_the_first_grid_is_run_and_decides_all_others(tmp_path):
+    require.runtime("c")
+    network = networks.dense([2, 16, 3], head="clip", seed=3)
+    wide = quantize(network, QuantSpec.parse("int8", mode="static"), networks.observations(network, 200))
+    box = np.float32([0.5, -0.7]), np.float32([0.52, -0.68])
+    x = np.stack(np.meshgrid(*np.linspace(*box, 400).T, indexing="ij"), axis=-1).reshape(-1, 2).astype(np.float32)
+    largest = bounds.Run(Lowering(wide).program("{}"), x[None].astype(np.float64)).grids[1].codes[0].max(axis=1)
+    share = float(np.median(largest)) / 255  # half of the points are beyond the grid
+    grids = {k: replace(g, scale=g.scale * share) if k.startswith("net.0") else g for k, g in wide.grids.items()}
+    narrow = replace(wide, grids=grids, box=box)
+    program = Lowering(narrow).program("{}")
+    run = bounds.Run(program, x[None].astype(np.float64))
+    codes, first = np.unique(run.grids[0].codes[0], axis=0, return_index=True)
+    clipped = (run.grids[1].beyond > 0).any(axis=1)[first]
+    assert 0 < clipped.sum() < len(codes)
+    every = every_point.run_all(program, np.stack(box).astype(np.float64), 2**16)
+    assert every.points == len(codes)
+    outputs = reference.load(narrow, len(x)).run(x)
+    assert np.array_equal(every.outputs, np.stack([outputs.min(axis=0), outputs.max(axis=0)], axis=1))
+    ((index, (count, state)),) = every.saturating.items()
+    assert (index, count) == (1, clipped.sum())
+    assert (bounds.Run(program, state[None, None].astype(np.float64)).grids[1].beyond > 0).any()
+    rows = list(prove(written(narrow, tmp_path / "out"), len(codes)))
+    assert [(row.check, row.count) for row in rows[1:2]] == [("points of the first grid", len(codes))]
+    assert f"; {count:,} points saturate, the first at" in rows[3].detail
+    left_out = list(prove(tmp_path / "out" / "policy.c", len(codes) - 1))[1]
+    assert f"--calls allows {len(codes) - 1:,}" in left_out
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ def run(config: VerifyConfig) -> int:
     """
     path = Path(config.model)
     recorded: Any = config.observations and partial(model.observations, config.observations)
-    proofs = prove(source_of(path)) if config.prove else ()
+    proofs = prove(source_of(path), config.calls) if config.prove else ()
     checks = [
         *verify(
             path,

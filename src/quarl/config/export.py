@@ -11,7 +11,7 @@ from tyro.conf import Positional
 from quarl.config.base import Config, EnvId, Observations, Output
 from quarl.config.trained_policy import CalibratedConfig, check_paths
 from quarl.errors import QuarlError
-from quarl.fields import AT_LEAST_ONE, NOT_NEGATIVE, PERCENTAGE, QUANTISATION, shown
+from quarl.fields import AT_LEAST_ONE, NOT_NEGATIVE, PERCENTAGE, QUANTISATION, Bound, shown
 from quarl.quant.spec import Mode, QuantSpec
 from quarl.specs import SEED, Flag
 
@@ -97,11 +97,15 @@ class VerifyConfig(Config):
     """Compile and run the file even if it was edited or written elsewhere: use it only for code that you trust."""
     prove: Flag = False
     """Prove from C alone that no sum, shift or index leaves its range, and where grids saturate; writes proof.json."""
+    calls: Annotated[int, Bound("must be 1 to 4,294,967,296", lambda number: 1 <= number <= 2**32)] = 2**20
+    """Largest number of points of the first grid inside the calibrated box that --prove runs, all of them."""
 
     def check(self) -> None:
         super().check()
         if not self.model:
             raise QuarlError("PATH is missing: add it before the options, as in quarl verify quarl-export")
+        if not self.prove:
+            self.refuse(("calls",), "requires --prove", "add that, or drop it")
 
     def look(self) -> None:
         check_paths((self.model,))

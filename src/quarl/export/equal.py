@@ -33,16 +33,16 @@ class VerifyRow(Row):
     command = "verify"
     check: Annotated[str, Column("check")]
     """sha256 of files, contract, golden vectors, rollout (fresh observations), recorded observations, against fp32 (on
-    a kind of states), return (episodes), 32-bit sums of C, or grid of a layer in C."""
+    a kind of states), return (episodes); of C: 32-bit sums, points of the first grid, or grid of a layer."""
     runtime: Annotated[str | None, Column("runtime", lambda name: name or "")] = None
     version: Annotated[str | None, Column("version", lambda version: version or "")] = None
     arithmetic: Annotated[str | None, Column("arithmetic", lambda arithmetic: arithmetic or "")] = None
     """Arithmetic of the expected results: f32-rne, q31-double, int16x8 or qdq."""
     count: Annotated[int | None, Column("of", formats.count)] = None
-    """Number of files, observations, episodes, calls or codes."""
+    """Number of files, observations, episodes, calls, points or codes."""
     result: Annotated[str, Column("result")] = "intact"
     """intact, equal, or equal within a tolerance; the verdict on returns; reported, which no limit judges; proven or
-    not proven; cannot saturate, saturates, or not decided; differs."""
+    not proven; all run; cannot saturate, saturates, or not decided; differs."""
     static: Annotated[float | None, Column("static %", formats.three_digits, optional=True)] = None
     """With --envelope: actions that differ from those of fp32, in percent; for continuous ones their RMS error, in
     percent of the range."""
@@ -54,7 +54,8 @@ class VerifyRow(Row):
     dynamic_largest: Annotated[float | None, Column("largest, dynamic", formats.three_digits, optional=True)] = None
     """`static_largest` for the same weights in dynamic mode."""
     detail: Annotated[str, Column("", optional=True)] = ""
-    """First difference, the interval of a return, or the codes of a grid, with an observation at which it saturates."""
+    """First difference, the interval of a return, the ends of each output, or the codes of a grid and an observation at
+    which it saturates."""
 
 
 def held(check: str, policy: QuantizedPolicy, target: str, vectors: Golden, runtime: Runtime) -> VerifyRow:

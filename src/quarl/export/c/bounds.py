@@ -45,13 +45,14 @@ class Grid(NamedTuple):
     """Codes before they are clipped, [ends, rows, n]."""
 
     @property
-    def beyond(self) -> Array:
-        """Return the distances of codes beyond the high end and the low end, [rows, 2 n]; inside is negative.
+    def relu(self) -> bool:
+        """Return whether it is a layer whose codes begin at 0: it ends in a ReLU, which loses nothing below 0."""
+        return self.low == 0 and not self.layer.startswith("quantize")
 
-        A layer whose codes begin at 0 ends in a ReLU, which loses nothing below 0.
-        """
-        relu = self.low == 0 and not self.layer.startswith("quantize")
-        below = np.full_like(self.codes[0], -np.inf) if relu else self.low - self.codes[0]
+    @property
+    def beyond(self) -> Array:
+        """Return the distances of codes beyond the high end and the low end, [rows, 2 n]; inside is negative."""
+        below = np.full_like(self.codes[0], -np.inf) if self.relu else self.low - self.codes[0]
         return np.concatenate([self.codes[-1] - self.high, below], axis=1)
 
 

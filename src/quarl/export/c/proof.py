@@ -12,8 +12,9 @@ import numpy as np
 from quarl import __version__
 from quarl.arrays import Array
 from quarl.engines import reference
-from quarl.errors import QuarlError, UnsupportedError
+from quarl.errors import MissingPackageError, QuarlError, UnsupportedError
 from quarl.export.c.bounds import NORMAL, Grid, Run
+from quarl.export.c.every_point import Enumeration, run_all
 from quarl.export.c.program import Program, check
 from quarl.export.contract import CONTRACT, POLICY, sha256
 from quarl.export.equal import NOT_PROVEN, VerifyRow
@@ -23,7 +24,7 @@ from quarl.files import write_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
 
-PROOF = "proof.json"
+PROOF, POINTS = "proof.json", "points of the first grid"
 STARTS, GOALS, PASSES = 512, 8, 2
 """Corners of the box from which the search starts, numbers that it maximizes, and passes over the coordinates."""
 SHOWN = 8
@@ -40,16 +41,17 @@ def source_of(folder: Path) -> Path:
     return folder / file_of("c", full["name"], full["package"])
 
 
-def prove(path: Path) -> Iterator[VerifyRow | str]:
+def prove(path: Path, most: int = 0) -> Iterator[VerifyRow | str]:
     """Prove that no sum, shift or index of a policy.c leaves its range, and decide which of its grids can saturate.
 
     The folder gets proof.json with all bounds.
 
     Args:
         path: The C file in its folder, as `source_of` returns it.
+        most: Largest number of points of the first grid to run, all of them; then every grid is decided.
 
     Yields:
-        A row for the calls, and one for each grid, or the reason for leaving the grids out.
+        A row for the calls, one for each grid, and one for the points, or the reason for leaving some out.
 
     Raises:
         QuarlError: `quarl export` writes no such file, or the folder is read-only.
@@ -70,14 +72,22 @@ def prove(path: Path) -> Iterator[VerifyRow | str]:
     ]
     detail = broken[0] if broken else "for all observations"
     rows = [VerifyRow(check="32-bit sums", count=len(calls), result=NOT_PROVEN if broken else "proven", detail=detail)]
-    box = run.box
-    grids = [] if box is None else _grids(program, policy, box)
-    rows += [
-        VerifyRow(check=f"grid of {g['layer']}", **{k: g[k] for k in ("count", "result", "detail")}) for g in grids
-    ]
-    yield from rows
-    if box is None:
-        yield "left out: whether grids saturate (there is no box of calibration observations)"
+    yield rows[0]
+    box, every, grids = run.box, None, []
+    if broken or box is None:
+        reason = "a call is not proven" if broken else "there is no box of calibration observations"
+        yield f"left out: whether grids saturate ({reason})"
+    else:
+        try:
+            every = run_all(program, box, most)
+            outputs = ", ".join(f"{low:.9g} to {high:.9g}" for low, high in every.outputs)
+            rows.append(VerifyRow(check=POINTS, runtime="c", count=every.points, result="all run", detail=outputs))
+        except (UnsupportedError, MissingPackageError) as error:
+            yield f"left out: {POINTS} ({error})"
+        grids = _grids(program, policy, box, every)
+        fields = [{name: grid[name] for name in ("count", "result", "detail")} for grid in grids]
+        rows += [VerifyRow(check=f"grid of {g['layer']}", **each) for g, each in zip(grids, fields, strict=True)]
+    yield from rows[1:]
     tables = {name: sha256(table.tobytes()) for name, table in program.tables.items()}
     proof = {
         "quarl": __version__,
@@ -85,26 +95,38 @@ def prove(path: Path) -> Iterator[VerifyRow | str]:
         "result": rows[0].result,
         "calls": calls,
         "box": None if box is None else box.tolist(),
+        "points": None if every is None else {"count": every.points, "outputs": every.outputs.tolist()},
         "grids": grids,
     }
     write_bytes((json.dumps(proof, indent=1) + "\n").encode(), path.parent / PROOF)
 
 
-def _grids(program: Program, policy: QuantizedPolicy, box: Array) -> list[dict[str, Any]]:
-    """Return the fields of each grid on the box [2, n].
+def _grids(program: Program, policy: QuantizedPolicy, box: Array, every: Enumeration | None) -> list[dict[str, Any]]:
+    """Return the fields of each grid on the box.
 
     A grid saturates if an observation is found at which it does, and the reference has the program's output there.
+
+    Args:
+        program: The policy in C.
+        policy: The policy.
+        box: Ends of the observations [2, n].
+        every: Result of all points of the first grid; None searches.
     """
     grids = []
     for index, grid in enumerate(Run(program, box[:, None]).grids):
-        state, shown, observation, at = _saturating(program, box, index, grid), grid.codes, None, ""
-        result = "not decided" if grid.beyond.max() > 0 else "cannot saturate"
+        shown, observation, at = grid.codes, None, ""
+        result = "not decided" if grid.beyond.max() > 0 and (every is None or index == 0) else "cannot saturate"
+        if every is None or index == 0:
+            state = _saturating(program, box, index, grid)
+        else:
+            count, state = every.saturating.get(index, (0, None))
+            at = f"; {count:,} points saturate" + (", the first" if count else "")
         if state is not None:
             run, row = Run(program, state[None, None]), state.astype(np.float32).reshape(1, *policy.observation_shape)
             if np.array_equal(reference.load(policy, 1).run(row), run.values["y"][0]):
                 result, shown, observation = "saturates", run.grids[index].codes, state.tolist()
                 numbers = ", ".join(f"{x:.9g}" for x in state)
-                at = f" at {numbers}" if len(state) <= SHOWN else f" at the observation in {PROOF}"
+                at += f" at {numbers}" if len(state) <= SHOWN else f" at the observation in {PROOF}"
         fields = {"call": grid.call, "layer": grid.layer, "low": grid.low, "high": grid.high}
         fields |= {"count": shown.shape[-1], "codes": [float(grid.codes.min()), float(grid.codes.max())]}
         detail = f"codes {shown.min():.0f} to {shown.max():.0f} of {grid.low} to {grid.high}{at}"
