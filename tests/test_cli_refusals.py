@@ -82,7 +82,6 @@ REFUSED = {
     },
     "robust policy.quarl -o out": {
         "--levels noise:a": "--levels 'noise:a' is not NAME:LEVEL,... with numbers above 0",
-        "--levels noise:0": "--levels 'noise:0' is not NAME:LEVEL",
         "--levels delay:1.5": "--levels 'delay:1.5' is not NAME:LEVEL,... with numbers above 0, of whole steps",
         "--levels push:1 push:2": "--levels 'push:2' is not NAME:LEVEL,...",
         "--levels masspol:2 --env CartPole-v1": "no parameter 'masspol'; did you mean 'masspole'?; it has gravity, ",

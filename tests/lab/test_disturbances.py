@@ -22,7 +22,6 @@ from quarl.policy.graph import ActionHead
 from quarl.quant.spec import EXACT
 
 DEVIATIONS = np.array([0.5, 0.0, 1.0, 2.0])
-LEVELS = {"noise": 0.1, "delay": 2}
 
 
 def steps(env: gymnasium.Env[Any, Any], actions: list[int], seed: int = 7) -> np.ndarray:
@@ -57,13 +56,9 @@ def test_a_delayed_action_takes_effect_whole_steps_later():
 
 
 def test_a_constant_is_multiplied_with_those_that_follow():
-    cartpole, usual = (
-        disturbed("CartPole-v1", {"length": 2.0, "masspole": 3.0}).unwrapped,
-        gymnasium.make("CartPole-v1"),
-    )
+    cartpole = disturbed("CartPole-v1", {"length": 2.0, "masspole": 3.0}).unwrapped
     assert (cartpole.length, cartpole.masspole, cartpole.masscart) == pytest.approx((1.0, 0.3, 1.0))
     assert (cartpole.total_mass, cartpole.polemass_length) == pytest.approx((1.3, 0.3))
-    assert usual.unwrapped.length == 0.5
     acrobot = disturbed("Acrobot-v1", {"LINK_MASS_2": 2.0}).unwrapped
     assert (acrobot.LINK_MASS_1, acrobot.LINK_MASS_2, type(acrobot).LINK_MASS_2) == (1.0, 2.0, 1.0)
 
@@ -75,9 +70,7 @@ def test_a_parameter_of_mujoco_is_multiplied_in_the_model():
     np.testing.assert_allclose(model.body_mass, 2 * before.body_mass)
     np.testing.assert_allclose(model.body_subtreemass, 2 * before.body_subtreemass)  # what follows from it
     np.testing.assert_allclose(model.opt.gravity, 0.5 * before.opt.gravity)
-    with pytest.raises(
-        QuarlError, match="has no parameter 'wind'; it has mass, friction, damping, gravity, beside noise"
-    ):
+    with pytest.raises(QuarlError, match="has no parameter 'wind'; it has mass, friction, damping, gravity, beside"):
         disturbed("InvertedPendulum-v5", {"wind": 2.0})
 
 
@@ -94,19 +87,14 @@ def test_a_control_rate_is_a_whole_number_of_physics_steps():
 
 def test_a_push_kicks_velocities_by_their_deviation_on_the_path(monkeypatch: pytest.MonkeyPatch):
     require.module("mujoco")
-    head = ActionHead("clip", low=np.array([-3.0]), high=np.array([3.0]))
-    policy = replace(networks.dense([4, 8, 1]), head=head)
-    environment = Environment.typed_by_user("InvertedPendulum-v5")
+    policy = replace(networks.dense([4, 8, 1]), head=ActionHead("clip", np.array([-3.0]), np.array([3.0])))
     monkeypatch.setattr("quarl.evaluation.NUM_OBSERVATIONS", 64)
     monkeypatch.setattr(disturbances, "PUSH_STEPS", 10)
-    deviations = velocity_deviations(policy, environment, seed=0)
-    assert deviations.shape == (2,)
-    assert (deviations > 0).all()
+    deviations = velocity_deviations(policy, Environment.typed_by_user("InvertedPendulum-v5"), seed=0)
+    assert (deviations.shape, deviations.min() > 0) == ((2,), True)
     env = disturbed("InvertedPendulum-v5", {"push": 2.0}, push=np.array([3.0, 0.0]))
     kicks = []
-    monkeypatch.setattr(
-        env.env, "step", lambda action: kicks.append(env.unwrapped.data.qvel.copy()) or ((), 0, 0, 0, {})
-    )
+    env.env.step = lambda action: kicks.append(env.unwrapped.data.qvel.copy()) or ((), 0, 0, 0, {})
     env.reset(seed=1)
     env.unwrapped.data.qvel[:] = 0
     for _ in range(4_000):
@@ -117,23 +105,19 @@ def test_a_push_kicks_velocities_by_their_deviation_on_the_path(monkeypatch: pyt
     assert not np.any(np.array(kicks)[:, 1])
 
 
-def test_images_take_no_noise_and_other_simulators_no_pushes():
+def test_images_take_no_noise():
     pixels = gymnasium.spaces.Box(0, 255, (8, 8, 3), np.uint8)
     env = gymnasium.wrappers.TransformObservation(gymnasium.make("CartPole-v1"), lambda seen: seen, pixels)
     with pytest.raises(QuarlError, match="noise requires observations of float numbers, and CartPole-v1 gives uint8"):
         Disturbance(env, {"noise": 1.0}, {})
-    with pytest.raises(
-        QuarlError, match="push and control-hz require MuJoCo with a frame_skip, and CartPole-v1 has none"
-    ):
-        Disturbance(env, {"push": 1.0}, {})
 
 
 @pytest.mark.slow
 def test_disturbed_returns_do_not_depend_on_batch_or_processes():
-    outside = partial(Disturbance, levels=LEVELS, scales={"noise": DEVIATIONS})
+    outside = partial(Disturbance, levels={"noise": 0.1, "delay": 2}, scales={"noise": DEVIATIONS})
     environment = replace(Environment.typed_by_user("CartPole-v1"), outside=outside)
     play = partial(evaluate, quantize(networks.cartpole(), EXACT), episodes=6)
-    one, many, two = play(environment, batch=1), play(environment), play(environment, num_workers=2)
-    np.testing.assert_array_equal(one.returns, many.returns)
-    np.testing.assert_array_equal(one.returns, two.returns)
+    one = play(environment, batch=1)
+    for other in (play(environment), play(environment, num_workers=2)):
+        np.testing.assert_array_equal(one.returns, other.returns)
     assert not np.array_equal(one.returns, play(Environment.typed_by_user("CartPole-v1")).returns)

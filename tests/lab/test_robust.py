@@ -40,25 +40,18 @@ def cell(source: str, precision: str, returns: list[float], state: str = "done")
 
 
 def test_a_precision_holds_as_far_as_no_level_before_fails():
-    steady = [100.0] * 10
+    steady, good = [100.0] * 10, "non-inferior"
     records = [
         *(cell(source, "fp32", steady) for source in ("none", "mass 0.5", "mass 0.8", "mass 2", "mass 4")),
-        cell("none", "int8", steady),
-        cell("mass 0.5", "int8", steady),
-        cell("mass 0.8", "int8", [50.0] * 10),
-        cell("mass 2", "int8", [97.0] * 10),
+        *(cell(source, "int8", steady) for source in ("none", "mass 0.5")),
+        *(cell("mass 0.8", "int8", [50.0] * 10), cell("mass 2", "int8", [97.0] * 10)),
         cell("mass 4", "int8", [], state="todo"),
     ]
     config = RobustConfig(model="m", levels=("mass:0.5,0.8,2,4",))
     rows = {(row.precision, row.level): row for row in robust.rows(config, records, {"mass": 1.0})}
-    assert {level: (row.verdict, row.holds) for (name, level), row in rows.items() if name == "int8"} == {
-        0.5: ("non-inferior", False),
-        0.8: ("inferior", False),
-        1.0: ("non-inferior", True),
-        2.0: ("non-inferior", True),
-    }
-    assert rows["fp32", 4.0].verdict is None
-    assert (rows["int8", 2.0].mode, rows["fp32", 4.0].mode) == ("static", "")
+    assert [rows["int8", level].verdict for level in (0.5, 0.8, 1, 2)] == [good, "inferior", good, good]
+    assert [rows["int8", level].holds for level in (0.5, 0.8, 1, 2)] == [False, False, True, True]
+    assert (rows["fp32", 4.0].verdict, rows["fp32", 4.0].mode, rows["int8", 2.0].mode) == (None, "", "static")
 
 
 def test_verdicts_are_corrected_for_the_number_of_comparisons():
@@ -73,9 +66,8 @@ def test_verdicts_are_corrected_for_the_number_of_comparisons():
 
 
 def test_a_sweep_of_levels_is_a_study_of_one_policy(tmp_path: Path):
-    config = RobustConfig(
-        model="m", levels=("noise:0.5", "length:2,0.5"), bits=("8", "4", "int8", "fp32"), output=tmp_path
-    )
+    levels, bits = ("noise:0.5", "length:2,0.5"), ("8", "4", "int8", "fp32")
+    config = RobustConfig(model="m", levels=levels, bits=bits, output=tmp_path)
     policy = networks.cartpole()
     robust.artifact.write(quantize(policy, EXACT), tmp_path / robust.POLICY)
     (tmp_path / "study.yml").write_text(yaml.safe_dump(robust.study_document(config, policy)))
@@ -102,26 +94,14 @@ def test_methods_that_train_refuse_a_disturbance(study_file: Write):
 
 @pytest.mark.slow
 def test_rows_are_what_evaluation_finds_under_the_same_disturbance(small_agents: Path, tmp_path: Path, capsys: Any):
-    words = ["robust", str(small_agents / "zoo/dqn/CartPole-v1_1"), "--levels", "noise:1.5", "delay:2", "--bits", "4"]
-    words += [
-        "--episodes",
-        "10",
-        "--jobs",
-        "2",
-        "--seed",
-        "3",
-        "-o",
-        str(tmp_path),
-        "--json",
-        str(tmp_path / "copy.json"),
-    ]
+    said = "--levels noise:1.5 delay:2 --bits 4 --episodes 10 --jobs 2 --seed 3"
+    words = ["robust", str(small_agents / "zoo/dqn/CartPole-v1_1"), *said.split(), "-o", str(tmp_path)]
     assert main(words) == 0
-    rows = contracts.read(tmp_path / "copy.json")["rows"]
+    rows = contracts.read(tmp_path / "rows.json")["rows"]
     arms = [("fp32", ""), ("int4e8", "static"), ("int4e8", "dynamic")]
     places = [(row["disturbance"], row["precision"], row["mode"], row["level"]) for row in rows]
-    assert places == [
-        (*each, *arm, at) for *each, level in (("noise", 1.5), ("delay", 2)) for arm in arms for at in (0, level)
-    ]
+    sweeps = [("noise", 1.5), ("delay", 2)]
+    assert places == [(name, *arm, at) for name, level in sweeps for arm in arms for at in (0, level)]
     policy = read(small_agents / "zoo/dqn/CartPole-v1_1")
     environment = Environment.typed_by_user("CartPole-v1")
     scales = {"noise": record(policy, seed=3, environment=environment).std(axis=0, dtype=np.float64)}
@@ -131,11 +111,10 @@ def test_rows_are_what_evaluation_finds_under_the_same_disturbance(small_agents:
         first = store.records()
     (found,) = [each.result["returns"] for each in first if (each.source, each.method) == ("noise 1.5", "fp32")]
     assert found == played.tolist()
-    assert "Shown to be non-inferior to fp32 under the same delay: int4e8 static" in capsys.readouterr().out
+    assert "non-inferior to fp32 under the same delay: int4e8 static" in capsys.readouterr().out
     assert all((tmp_path / name).stat().st_size > 5_000 for name in ("noise.png", "delay.png", "report.html"))
     # nothing is measured again, and a new level is
     assert main([*words, "--levels", "noise:1.5,3", "delay:2"]) == 0
     with Store(tmp_path) as store:
-        again = {each.key: each for each in store.records()}
-    assert [again[each.key].seconds for each in first] == [each.seconds for each in first]
-    assert len(again) == len(first) + 3
+        again = [each.seconds for each in store.records()]
+    assert (len(again), {*again} >= {each.seconds for each in first}) == (len(first) + 3, True)
