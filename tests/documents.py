@@ -25,7 +25,7 @@ PAGES = sorted(
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"))
     if page.is_file() and "_build" not in page.parts
 )
-PROGRAMS = ("quarl", "make", "python", "pip", "git", "cd", "source", ".", "tensorboard", "trackio")
+PROGRAMS = ("quarl", "make", "python", "pip", "git", "cd", "source", ".", "tensorboard")
 SHELLS, OUTPUTS, PYTHON = ("sh", "bash"), ("", "console"), ("python",)
 SHOWN = ("text", "yaml", "json", "toml", "bibtex", "diff", "ini", "c")
 """Languages of what is only looked at; `{...}` are MyST's directives."""

@@ -59,7 +59,6 @@ MODULES = {
     "tflite_micro": "tflite-micro",
     "torch": "quarl[train]",
     "tract": "tract",
-    "trackio": "quarl[trackio]",
     "wandb": "quarl[wandb]",
 }
 """What pip installs, by the package that is imported."""

@@ -114,7 +114,7 @@ def test_classifiers_name_pythons_on_which_the_package_is_tried():
 def test_all_is_every_extra_but_those_for_development_for_services_elsewhere_and_for_robots():
     extras = PROJECT["project"]["optional-dependencies"]
     (together,) = extras["all"]
-    others = {"all", "dev", "docs", "wandb", "trackio", "cluster", "robotics", "panda"}
+    others = {"all", "dev", "docs", "wandb", "cluster", "robotics", "panda"}
     assert set(re.findall(r"[\w-]+", together.partition("[")[2])) == set(extras) - others
 
 

@@ -57,11 +57,11 @@ def test_present_program_passes_and_an_unknown_name_is_refused(bare, monkeypatch
 
 
 def test_broken_package_is_an_error_and_not_a_skip(tmp_path, monkeypatch):
-    (tmp_path / "trackio.py").write_text("import not_there_at_all")
+    (tmp_path / "wandb.py").write_text("import not_there_at_all")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "trackio", raising=False)
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
     with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
-        require.module("trackio")
+        require.module("wandb")
 
 
 def test_no_other_test_file_looks_for_programs_or_packages_itself():

@@ -38,7 +38,7 @@ def actorq(
     save_freq: int = 50000,
     save_minutes: float = 5.0,
     resume: bool = False,
-    track: Literal["none", "tensorboard", "wandb", "trackio"] = "none",
+    track: Literal["none", "tensorboard", "wandb"] = "none",
     device: str = "auto",
     seed: int = 0,
     updates: int | None = None,

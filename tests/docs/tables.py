@@ -36,7 +36,7 @@ NOT_RUN = {
     r"quarl cluster |.*--cluster (auto|\d)": "needs other machines, and has no end",
     r"make ": "an installation, a measurement or a campaign; another test knows that its target exists",
     r"python (benchmarks|docs)/": "reads what hours of measurements left",
-    r"tensorboard |trackio ": "a server without an end",
+    r"tensorboard ": "a server without an end",
     r"quarl demo$": "the quickstart runs it already",
     r".*\bhub:": "asks the Hugging Face hub",
     r".*[\[\]…]|.*\.\.\.|.* (ALGO|MODEL|ENV|FILE|NAME)\b": "shows a form, not a command",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import importlib.util
 import json
 import os
-import sqlite3
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -117,7 +115,7 @@ def test_a_full_disk_costs_the_events_and_is_said_once(tmp_path, monkeypatch):
 
 
 class Run:
-    """What wandb.init and trackio.init return, as far as both have it; its service is gone after `room` points."""
+    """What wandb.init returns, as far as it is used; its service is gone after `room` points."""
 
     def __init__(self, **told) -> None:
         self.told, self.points, self.finished = told, [], False
@@ -131,9 +129,9 @@ class Run:
         self.finished = True
 
 
-@pytest.fixture(params=["wandb", "trackio"])
-def service(request, monkeypatch):
-    """A module of that name with the interface that both have, and the runs that it has begun."""
+@pytest.fixture
+def service(monkeypatch):
+    """The runs that a module in place of wandb has begun."""
     runs = []
 
     def init(**told):
@@ -141,23 +139,22 @@ def service(request, monkeypatch):
         runs.append(Run(**told))
         return runs[-1]
 
-    monkeypatch.setitem(sys.modules, request.param, SimpleNamespace(init=init))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     monkeypatch.delenv("WANDB_PROJECT", raising=False)
-    return request.param, runs
+    return runs
 
 
 @pytest.mark.slow
 def test_a_service_gets_the_tags_of_tensorboard_the_hyper_parameters_and_the_name_of_the_folder(
     service, tmp_path, capsys
 ):
-    name, runs = service
-    more = ("--track", name, "--eval-freq", "200", "--eval-episodes", "2")
+    more = ("--track", "wandb", "--eval-freq", "200", "--eval-episodes", "2")
     train(tmp_path, "dqn", "CartPole-v1", 1000, *more, evaluations=True)
     assert "Welcome!" not in capsys.readouterr().out  # which may be rows of JSON
-    (run,) = runs
+    (run,) = service
     folder = tmp_path / "logs/dqn/CartPole-v1_1"
     assert (run.told["project"], run.told["name"]) == ("quarl", "CartPole-v1_1")
-    assert run.told.get("dir") == (str(folder) if name == "wandb" else None)
+    assert run.told["dir"] == str(folder)
     assert (run.told["config"]["algo"], run.told["config"]["batch_size"]) == ("dqn", 16)
     json.dumps(run.told["config"])
     assert run.finished
@@ -169,56 +166,41 @@ def test_a_service_gets_the_tags_of_tensorboard_the_hyper_parameters_and_the_nam
 
 
 def test_where_one_process_may_write_it_is_the_supervisor(service, tmp_path):
-    name, runs = service
-    config = ActorQConfig(track=name)
+    config = ActorQConfig(track="wandb")
     assert not make_logger(config, lambda: tmp_path, print, beside=True).output_formats
     log(tracked := make_logger(config, lambda: tmp_path, print), ROW | {"loss": None})
     tracked.close()
-    (run,) = runs
+    (run,) = service
     assert run.points == [(scalars(ROW), 40)]
 
 
 def test_an_outage_costs_the_points_and_is_said_once(service, tmp_path, monkeypatch):
-    name, runs = service
     monkeypatch.setattr(sys.modules[__name__], "room", 1)
     said: list[str] = []
-    tracked = make_logger(ActorQConfig(track=name), lambda: tmp_path, said.append)
+    tracked = make_logger(ActorQConfig(track="wandb"), lambda: tmp_path, said.append)
     for _ in range(3):
         log(tracked, ROW)
     tracked.close()
-    assert said == [f"metrics are no longer written to {name}: ConnectionError: no such host; training continues"]
-    assert not runs[0].finished  # what is lost is not waited for
+    assert said == ["metrics are no longer written to wandb: ConnectionError: no such host; training continues"]
+    assert not service[0].finished  # what is lost is not waited for
 
 
-@pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_a_service_that_is_not_installed_is_one_line_before_training(name, tmp_path, monkeypatch, capsys):
+def test_a_service_that_is_not_installed_is_one_line_before_training(tmp_path, monkeypatch, capsys):
     find = importlib.util.find_spec
     monkeypatch.undo()
-    monkeypatch.setattr("importlib.util.find_spec", lambda wanted: None if wanted == name else find(wanted))
-    assert main([*words("a2c", "CartPole-v1", 64, folder=tmp_path / "logs"), "--track", name]) == 2
-    assert capsys.readouterr().err == f"quarl: --track {name} needs an extra: pip install 'quarl[{name}]'\n"
+    monkeypatch.setattr("importlib.util.find_spec", lambda wanted: None if wanted == "wandb" else find(wanted))
+    assert main([*words("a2c", "CartPole-v1", 64, folder=tmp_path / "logs"), "--track", "wandb"]) == 2
+    assert capsys.readouterr().err == "quarl: --track wandb needs an extra: pip install 'quarl[wandb]'\n"
     assert not list(tmp_path.iterdir())
 
 
-def itself(name, tmp_path, **variables):
-    """A run in a process of its own, which tells a tracker that is installed; its folder."""
-    require.module(name)
-    command = [sys.executable, "-m", "quarl", *words("ppo", "CartPole-v1", 1024), "--track", name]
-    variables = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | variables
+@pytest.mark.slow
+def test_weights_and_biases_itself_takes_a_run_without_a_network(tmp_path):
+    require.module("wandb")
+    command = [sys.executable, "-m", "quarl", *words("ppo", "CartPole-v1", 1024), "--track", "wandb"]
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "WANDB_MODE": "offline"}
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "metrics are no longer" not in done.stderr
-    return tmp_path / "logs/ppo/CartPole-v1_1"
-
-
-def test_weights_and_biases_itself_takes_a_run_without_a_network(tmp_path):
-    (kept,) = (itself("wandb", tmp_path, WANDB_MODE="offline") / "wandb").glob("offline-run-*/run-*.wandb")
+    (kept,) = tmp_path.glob("logs/ppo/CartPole-v1_1/wandb/offline-run-*/run-*.wandb")
     assert b"rollout/ep_rew_mean" in kept.read_bytes()
-
-
-def test_trackio_itself_takes_a_run(tmp_path):
-    itself("trackio", tmp_path, TRACKIO_DIR=str(tmp_path / "trackio"))
-    with contextlib.closing(sqlite3.connect(tmp_path / "trackio/quarl.db")) as kept:
-        rows = kept.execute("SELECT run_name, step, metrics FROM metrics").fetchall()
-    assert {name for name, _, _ in rows} == {"CartPole-v1_1"}
-    assert {"rollout/ep_rew_mean", "time/fps"} <= {tag for _, _, points in rows for tag in json.loads(points)}

@@ -79,9 +79,9 @@ class LearnerOptions(EnvironmentConfig, MeteredConfig):
     """Maximum minutes between checkpoints, even in a slow environment; 0 counts only steps."""
     resume: Flag = False
     """Resume from the last checkpoint, with the run's options."""
-    track: Annotated[Literal["none", "tensorboard", "wandb", "trackio"], OUTPUT] = "none"
-    """Also log the learner's metrics as TensorBoard events, or to the project quarl of Weights & Biases or Trackio,
-    which are configured by their own variables (WANDB_MODE, TRACKIO_DIR).
+    track: Annotated[Literal["none", "tensorboard", "wandb"], OUTPUT] = "none"
+    """Also log the learner's metrics as TensorBoard events, or to the project quarl of Weights & Biases, which has its
+    own variables (WANDB_MODE).
     """
     device: Annotated[str, shown("NAME"), ADVANCED] = "auto"
     """Device of the learner."""

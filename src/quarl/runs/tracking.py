@@ -1,4 +1,4 @@
-"""Metrics for a tracker under Stable-Baselines3's own tags: TensorBoard events, Weights & Biases, Trackio."""
+"""Metrics for a tracker under Stable-Baselines3's own tags: TensorBoard events, Weights & Biases."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Tracker(KVWriter):
         if self._output is None and self._name == "tensorboard":
             self._output = TensorBoardOutputFormat(str(self._folder() / self._name))
         elif self._output is None:
-            self._output = TrackedRun(self._name, self._folder(), self._told)
+            self._output = TrackedRun(self._folder(), self._told)
         return self._output
 
     def _attempt(self, work: Callable[[], None]) -> None:
@@ -102,15 +102,14 @@ class Tracker(KVWriter):
 
 
 class TrackedRun(KVWriter):
-    """A run in Weights & Biases or Trackio, whose functions have the same names; their output goes to stderr."""
+    """A run in Weights & Biases, whose output goes to stderr."""
 
-    def __init__(self, module: str, folder: Path, told: Mapping[str, Any]) -> None:
-        """Start the run; `told` holds its options and hyper-parameters. Raises any exception of the module."""
-        where = {"dir": str(folder)} if module == "wandb" else {}
-        project = os.environ.get(f"{module.upper()}_PROJECT", "quarl")
+    def __init__(self, folder: Path, told: Mapping[str, Any]) -> None:
+        """Start the run; `told` holds its options and hyper-parameters. Raises any exception of the service."""
+        project = os.environ.get("WANDB_PROJECT", "quarl")
         with contextlib.redirect_stdout(sys.stderr):
-            tracker: Any = importlib.import_module(module)
-            self._run = tracker.init(project=project, name=folder.name, config=told, **where)
+            wandb: Any = importlib.import_module("wandb")
+            self._run = wandb.init(project=project, name=folder.name, config=told, dir=str(folder))
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         """Log the numbers at that step, without those that Stable-Baselines3 keeps out of TensorBoard.
