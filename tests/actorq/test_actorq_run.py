@@ -25,6 +25,7 @@ from quarl.cli import main, parse
 from quarl.commands.actorq import _table
 from quarl.commands.training_page import _spent
 from quarl.files import locked
+from quarl.formats import three_digits
 from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
@@ -127,7 +128,7 @@ def test_the_page_has_the_numbers_of_the_run(finished):
         f"{100 * last['publisher']['share_of_fp32']:.0f} % of float32",
         "0 deaths of actors, 0 of the publisher; 0 environments raised",
         "return of the int8 policy sent in 6 bits",
-        "age of the weights",
+        f"{three_digits(last['staleness_p50'])} updates in the median",
     )
     for fact in facts:
         assert fact in page

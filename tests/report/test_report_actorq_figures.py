@@ -121,23 +121,6 @@ def test_bars_of_processes_are_stacked_in_the_order_of_their_parts():
     assert [*found] == [*process_figures.SPENT]
 
 
-def test_a_version_that_has_not_come_yet_is_no_distance():
-    rows = [
-        {
-            "clock_s": float(second),
-            "version": 100 + second,
-            "published_version": 99 + second if second else 0,
-            "actors": [{"version": 90 * second}, {"version": 95}],
-            "staleness_p50": None if not second else 5.0,
-            "staleness_p99": None if not second else 9.0,
-        }
-        for second in (0, 1)
-    ]
-    upper, lower = process_figures.ages(rows, "").axes
-    assert [line.get_ydata().tolist()[1] for line in (*upper.lines, *lower.lines)] == [5.0, 9.0, 1.0, 11.0]
-    assert all(np.isnan(line.get_ydata()[0]) for line in (*upper.lines, *lower.lines))
-
-
 def test_evaluations_are_joined_and_what_is_alone_is_a_hollow_mark_of_their_colour():
     def point(label, steps, mean):
         return {"label": label, "timesteps": steps, "mean": mean, "ci_low": mean, "ci_high": None}

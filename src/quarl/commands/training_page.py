@@ -20,7 +20,7 @@ from quarl.files import read_rows
 from quarl.formats import size, three_digits
 from quarl.report import page, tables
 from quarl.report.figures import learning
-from quarl.report.process_figures import WAIT, ages, processes
+from quarl.report.process_figures import WAIT, processes
 from quarl.report.schema import Fields
 from quarl.runs.folder import RunFolder
 from quarl.runs.outcome import TrainRow
@@ -115,16 +115,15 @@ def of_actorq(supervisor: Supervisor, sentences: Sequence[str]) -> Path:
         f"{count['pulls'] - count['skipped']:,} taken by actors",
         "a version": f"{size(round(publisher['bytes_per_version'] or 0))} on the wire, "
         f"{100 * (publisher['share_of_fp32'] or 0):.0f} % of float32",
+        "age of the weights": f"{three_digits(last['staleness_p50'])} updates in the median, "
+        f"{three_digits(last['staleness_p99'])} at the 99th percentile, since the run began or was resumed",
         "faults": f"{faults.total('actor ', 'died'):,} deaths of actors, {faults.total('publisher', 'died'):,} of the "
         f"publisher; {faults.total('environment', 'raised'):,} environments raised and were replaced",
     }
     title, spent = f"{config.algo} on {config.env}", _spent(ended, last["clock_s"])
-    figures = (
-        ("", ages.__doc__ or "", ages(metrics[:-1] or metrics, f"{title}: age of the weights")),
-        ("", processes.__doc__ or "", processes(spent, f"{title}: where time went")),
-    )
+    figure = ("", processes.__doc__ or "", processes(spent, f"{title}: where time went"))
     table = [("Faults", tables.cells(Fault, faults.rows[-LISTED:]))] if faults.rows else []
-    return _write(folder, config, facts, sentences, table, points, metrics, *figures)
+    return _write(folder, config, facts, sentences, table, points, metrics, figure)
 
 
 def _spent(ended: Sequence[Fields], clock_s: float) -> Mapping[str, Mapping[str, float]]:
