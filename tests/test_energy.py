@@ -14,10 +14,9 @@ import contracts
 import require
 from quarl import energy
 from quarl.cli import main, parse
-from quarl.config import ActorQConfig, PtqConfig, TrainConfig
+from quarl.config import PtqConfig, TrainConfig
 from quarl.energy.sources import Counters, ProcessorTime
 from quarl.errors import QuarlError
-from quarl.lab.methods.actorq import watch
 from quarl.report import schema
 from quarl.runs.outcome import TrainRow
 from waiting import PATIENCE_S, until
@@ -131,7 +130,6 @@ def test_codecarbon_s_own_tables_are_read():
 
 def test_the_guess_needs_no_network_and_leaves_no_file(tmp_path, no_network):
     with energy.meter(PtqConfig(energy=True)) as meter:
-        assert meter.joules() < 5.0
         burn(0.1)
     assert re.fullmatch(
         r"CPU time × [\d.]+ W a core, codecarbon's guess|RAPL of the whole processor", meter.cost.method
@@ -149,7 +147,7 @@ def test_a_run_that_may_use_a_gpu_reports_that_it_is_not_counted(device, gpus, l
 
 def test_what_is_not_asked_for_is_not_measured():
     with energy.meter(PtqConfig()) as meter:
-        assert meter.joules() is meter.method is None
+        burn(0.01)
     assert meter.cost is None
     assert "energy" not in schema.document(TrainRow, [], energy=None)
 
@@ -169,19 +167,6 @@ def test_a_training_says_what_it_cost_and_how_that_was_found(tmp_path, capsys, n
     assert "FRA" in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["logs", "row.json"]
     assert main([*TINY.split(), "--resume", "-n", "128"]) == 0  # its energy was that session's business
-
-
-def test_a_window_of_actorq_counts_all_its_processes():
-    params = ("learning_starts:200", "buffer_size:5000")
-    chosen = {"env": "CartPole-v1", "actors": 1, "net_arch": "64,64", "batch_size": 32, "params": params}
-    config = ActorQConfig(**chosen, samples_per_insert=2.0, eval_freq=0, n_timesteps=10**9)
-    with energy.meter(PtqConfig(energy=True, energy_watts=1.0)) as meter:
-        own = time.process_time()
-        found = watch(config, warm_up=0.1, seconds=1.0, meter=meter)
-        own = time.process_time() - own
-    assert found["joules_by"] == "CPU time × 1 W a core, stated"
-    assert 0.01 < found["joules"] < meter.cost.joules
-    assert meter.cost.joules > own + 1.0  # learner, publisher and actor have each imported torch or a runtime
 
 
 def test_a_document_s_energy_has_the_contract_s_keys():

@@ -147,11 +147,3 @@ ActorPrecision = Annotated[
     str, Column("actor", formats.actor, of=("precision", "engine")), "Precision and engine that the actors run."
 ]
 RATIO = Column("samples per insert", "{:g}".format, caption="{} samples per insert")
-Joules = Annotated[
-    float | None, Column("joules", lambda joules: "" if joules is None else f"{joules:,.0f}", optional=True)
-]
-JoulesBy = Annotated[
-    str | None,
-    Column("joules by", lambda method: method or "", caption="joules by {}", optional=True),
-    "Method of measuring the joules.",
-]

@@ -94,8 +94,6 @@ def run(job, config, needs, asked, machine):
         "part": job.cell.work.get("part", "fixed"),
         "choice": job.cell.work.get("choice"),
         "cpu": machine,
-        "joules": None,
-        "joules_by": None,
     }
 
 

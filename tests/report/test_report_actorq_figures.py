@@ -37,8 +37,6 @@ def reward(task, precision, engine, seed, seconds, **changed):
         "updates_per_s": None,
         "predicted_updates_per_s": None,
         "cpu": "a processor",
-        "joules": None,
-        "joules_by": None,
     } | changed
 
 
@@ -69,7 +67,6 @@ def throughput(precision, engine, ratio, rate, predicted):
         "updates": 1,
         "env_steps": 1,
         "versions_advance": True,
-        "joules_by": "RAPL",
     }
 
 

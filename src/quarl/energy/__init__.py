@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quarl.energy.sources import JOULES_PER_KWH, Source, cpu_seconds, find
+from quarl.energy.sources import JOULES_PER_KWH, cpu_seconds, find
 from quarl.errors import QuarlError, note
 from quarl.machine import package_folder
 from quarl.specs import EnergySpec
 
-__all__ = ["OFF", "Energy", "Meter", "cpu_seconds", "grams_per_kwh", "meter", "sentence"]
+__all__ = ["Energy", "Meter", "cpu_seconds", "grams_per_kwh", "meter", "sentence"]
 WORLD = "world"
 """Placeholder if no country is given."""
 GPUS = Path("/proc/driver/nvidia/gpus")
@@ -45,60 +45,22 @@ class Energy:
     """Grams of CO2 equivalent per kilowatt-hour of that country's electricity."""
 
 
+@dataclass(slots=True)
 class Meter:
-    """A meter that counts from its creation."""
+    """The energy of a block, which is known after it."""
 
-    def __init__(self, source: Source | None = None, country: str = WORLD, grams: float = 0.0) -> None:
-        """Start counting.
-
-        Args:
-            source: Source of energy; None measures nothing.
-            country: Country of the electricity.
-            grams: Grams of CO2 per kilowatt-hour.
-        """
-        self._source, self._country, self._grams = source, country, grams
-        self._began = cpu_seconds() if source else 0.0
-        self.cost: Energy | None = None
-        """Total once the meter was stopped; None if nothing is measured."""
-
-    @property
-    def method(self) -> str | None:
-        """Method of measurement; None if nothing is measured."""
-        return self._source.method if self._source else None
-
-    def joules(self) -> float | None:
-        """Return the joules so far; None if nothing is measured."""
-        return self._source.joules() if self._source else None
-
-    def stop(self) -> None:
-        """Read the meter for the last time."""
-        if self._source is None:
-            return
-        joules = self._source.joules()
-        self.cost = Energy(
-            joules=joules,
-            co2_g=joules / JOULES_PER_KWH * self._grams,
-            method=self._source.method,
-            watts=self._source.watts,
-            cpu_seconds=cpu_seconds() - self._began,
-            country=self._country,
-            grams_per_kwh=self._grams,
-        )
-        self._source.close()
-
-
-OFF = Meter()
-"""A meter that measures nothing."""
+    cost: Energy | None = None
+    """Total of the block; None if nothing is measured."""
 
 
 @contextlib.contextmanager
 def meter(asked: EnergySpec) -> Iterator[Meter]:
-    """Yield a meter that counts during the block and has its `cost` afterwards; OFF if none was requested.
+    """Yield a meter that counts during the block and has its `cost` afterwards, if that was requested.
 
     Raises QuarlError before anything runs if codecarbon is missing or does not know the country.
     """
     if not asked.energy:
-        yield OFF
+        yield Meter()
         return
     if (package := package_folder("codecarbon")) is None:
         raise QuarlError("--energy needs an extra: pip install 'quarl[energy]'")
@@ -107,11 +69,21 @@ def meter(asked: EnergySpec) -> Iterator[Meter]:
     device: str = getattr(asked, "device", "cpu")
     if device not in ("cpu", "auto") or (device == "auto" and GPUS.is_dir()):
         note("--energy measures the processor: the joules of a GPU are not counted")
-    counting = Meter(find(asked.energy_watts), asked.energy_country or WORLD, grams)
+    source, began, counting = find(asked.energy_watts), cpu_seconds(), Meter()
     try:
         yield counting
     finally:
-        counting.stop()
+        joules = source.joules()
+        counting.cost = Energy(
+            joules=joules,
+            co2_g=joules / JOULES_PER_KWH * grams,
+            method=source.method,
+            watts=source.watts,
+            cpu_seconds=cpu_seconds() - began,
+            country=asked.energy_country or WORLD,
+            grams_per_kwh=grams,
+        )
+        source.close()
 
 
 def grams_per_kwh(package: Path, country: str | None) -> float:

@@ -33,7 +33,7 @@ from quarl.lab import checks
 from quarl.lab.checks import Place, count, key, mapping, must, number, word, words
 from quarl.processes.pool import Bounds
 from quarl.quant.spec import EDGES, QatSpec, QuantSpec
-from quarl.specs import LEARNERS, DistillSpec, check_types
+from quarl.specs import LEARNERS, METERED, DistillSpec, check_types
 
 SHIPPED = Path(__file__).with_name("shipped")
 MARGIN_PCT = 5.0
@@ -43,7 +43,7 @@ BOUNDS = Bounds(minutes=60.0, memory_gb=4.0)
 SET_BY_CELLS = (
     *("algo", "env", "actor_precision", "seed", "output", "resume", "plan", "track", "distill"),
     *("cluster", "nodes", "actors_per_node"),
-    *("json", *LOUDNESS, *OPTIONS),
+    *("json", *LOUDNESS, *METERED, *OPTIONS),
 )
 """Options of `quarl actorq` that a cell sets itself."""
 ACTORQ = tuple(field.name for field in dataclasses.fields(ActorQConfig) if field.name not in SET_BY_CELLS)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quarl import energy
 from quarl.actorq.counters import CLASSES, Control, Counters, Learner
 from quarl.arrays import Array
 from quarl.config import ActorQConfig
@@ -70,11 +69,10 @@ def run(job: Job) -> dict[str, Any]:
     else:
         shutil.rmtree(job.folder, ignore_errors=True)  # it was killed before there was anything to resume
     rates = _rates(config) if "part" in work else None
-    with energy.meter(config) as meter:
-        supervisor = Supervisor(chosen(config, say), say)
-        for metrics in supervisor.run():
-            if metrics["clock_s"] >= cap_s and supervisor.evaluator.reached_s is None:
-                supervisor.counters.control[Control.FINISH] = 1
+    supervisor = Supervisor(chosen(config, say), say)
+    for metrics in supervisor.run():
+        if metrics["clock_s"] >= cap_s and supervisor.evaluator.reached_s is None:
+            supervisor.counters.control[Control.FINISH] = 1
     ended, row = supervisor.result, supervisor.result.row
     if ended.exit_code:
         raise _ended(supervisor, "")
@@ -98,8 +96,6 @@ def run(job: Job) -> dict[str, Any]:
         "part": work.get("part", "fixed"),
         "choice": work.get("choice"),
         "cpu": machine()["cpu"],
-        "joules": meter.cost and meter.cost.joules,
-        "joules_by": meter.method,
     }
     if is_timed:
         shutil.rmtree(job.folder)
@@ -173,8 +169,6 @@ def _derived(job: Job, config: ActorQConfig) -> dict[str, Any]:
         "reached_s": None if source["reached_s"] is None else seconds,
         "evaluations": [],
         "derived": True,
-        "joules": None,
-        "joules_by": None,
     }
 
 
@@ -182,8 +176,7 @@ def watch_window(job: Job) -> dict[str, Any]:
     """Watch a run for a window, and predict its updates a second."""
     work = job.cell.work
     config = actorq_config(work, job.folder)
-    with energy.meter(config) as meter:
-        window = watch(config, warm_up=work["warm_up"], seconds=work["seconds"], meter=meter)
+    window = watch(config, warm_up=work["warm_up"], seconds=work["seconds"])
     rates = _rates(config)
     options = _described(config, rates["samples_per_insert"])
     return {**window, **rates, "options": options, "cpu": machine()["cpu"]}
@@ -211,14 +204,13 @@ def _rates(config: ActorQConfig) -> dict[str, Any]:
     }
 
 
-def watch(config: ActorQConfig, *, warm_up: float, seconds: float, meter: energy.Meter = energy.OFF) -> dict[str, Any]:
+def watch(config: ActorQConfig, *, warm_up: float, seconds: float) -> dict[str, Any]:
     """Watch a run without an end for a window of training time.
 
     Args:
         config: The run; its length, target and evaluations have no effect.
         warm_up: Seconds from the first actions of the policy to the window.
         seconds: Length of the window.
-        meter: Counts the window's energy.
 
     Returns:
         What came about between the window's ends: steps, updates, waits, ages of weights.
@@ -245,21 +237,15 @@ def watch(config: ActorQConfig, *, warm_up: float, seconds: float, meter: energy
                 if acting_since is None:
                     acting_since = row["clock_s"]
                 if not window and row["clock_s"] - acting_since >= warm_up:
-                    before, joules = _histograms(supervisor.counters), meter.joules()
+                    before = _histograms(supervisor.counters)
                     window.append(row)
                 elif window:
                     window.append(row)
                     if row["clock_s"] - window[0]["clock_s"] >= seconds:
                         after = _histograms(supervisor.counters)
                         ages = {name: _sparse(after[name] - before[name]) for name in HISTOGRAMS}
-                        return {**_differences(window), **ages, **_cost(joules, meter)}
+                        return {**_differences(window), **ages}
     raise _ended(supervisor, "before its window closed")
-
-
-def _cost(before: float | None, meter: energy.Meter) -> dict[str, Any]:
-    """Return joules since then, and how they were found."""
-    now = meter.joules()
-    return {"joules": None if before is None or now is None else now - before, "joules_by": meter.method}
 
 
 def _ended(supervisor: Supervisor, when: str) -> BaseException:

@@ -11,7 +11,7 @@ from quarl import formats
 from quarl.lab.cells import ACTORQ, DONE
 from quarl.lab.store import Record
 from quarl.report.schema import Fields
-from quarl.rows import RATIO, ActorPrecision, Column, Joules, JoulesBy, Row, Steps, Updates, by
+from quarl.rows import RATIO, ActorPrecision, Column, Row, Steps, Updates, by
 
 Curve = list[dict[str, float]]
 
@@ -52,9 +52,6 @@ class RewardRow(Row):
     """Prediction of `quarl actorq --plan`; null without a development_seed."""
     cpu: str
     """The processor."""
-    joules: Joules
-    """Joules of the whole run with its evaluations; null if it was derived, or measured without energy: true."""
-    joules_by: JoulesBy
 
 
 def _seconds(seconds: float, censored: bool) -> str:
@@ -88,7 +85,7 @@ def _row(record: Record, *, is_choice: bool) -> RewardRow:
         algo=record.algo,
         precision=record.precision,
         seed=record.seed,
-        **{name: facts[name] for name in ("target", "cpu", "joules", "joules_by")},
+        **{name: facts[name] for name in ("target", "cpu")},
         **{name: facts["options"][name] for name in ("engine", "samples_per_insert", "envs_per_actor")},
         seconds=facts["ended"]["clock_s"],
         derived=facts.get("derived", False),

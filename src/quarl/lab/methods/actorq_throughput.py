@@ -13,7 +13,7 @@ from quarl.actorq.counters import CLASSES, overhead_s, percentile
 from quarl.arrays import Array
 from quarl.lab.cells import DONE, THROUGHPUT, AgentName
 from quarl.lab.store import Record
-from quarl.rows import RATIO, ActorPrecision, Column, Joules, JoulesBy, Row, by
+from quarl.rows import RATIO, ActorPrecision, Column, Row, by
 from quarl.stats import Interval, as_fields, ratio_interval
 
 Cell = Mapping[str, Any]
@@ -94,9 +94,6 @@ class ThroughputRow(ArmRow):
     blocked_ms_p99: float | None
     bytes_share_of_fp32: float | None
     publisher_cpu_share: float
-    joules: Joules
-    """Joules of the windows; null if one was measured without energy: true."""
-    joules_by: JoulesBy
 
 
 def _ages(p50: float | None, p99: float | None) -> str:
@@ -155,8 +152,6 @@ def _rows(agent: AgentName, windows: Mapping[Arm, Sequence[Cell]]) -> Iterator[T
         per_step = 1e6 / max(actors["steps"], 1)
         ages = [cell["updates_per_version"] for cell in cells]
         slowest = None if None in ages else max(ages)
-        joules = [cell["joules"] for cell in cells if cell.get("joules") is not None]
-        counted = len(joules) == len(cells)
         yield ThroughputRow(
             **asdict(agent),
             precision=arm[0],
@@ -183,8 +178,6 @@ def _rows(agent: AgentName, windows: Mapping[Arm, Sequence[Cell]]) -> Iterator[T
             **_percentiles(cells, "blocked_ms", 0.1),
             bytes_share_of_fp32=cells[-1]["publisher"]["share_of_fp32"],
             publisher_cpu_share=float(np.mean([cell["publisher"]["cpu_share"] for cell in cells])),
-            joules=float(sum(joules)) if counted else None,
-            joules_by=cells[-1]["joules_by"] if counted else None,
         )
 
 
