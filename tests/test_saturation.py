@@ -20,7 +20,7 @@ from quarl.policy import artifact
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy
 from quarl.quant.affine import quantize as codes_of
 from quarl.quant.spec import QuantSpec
-from quarl.saturation import ends, interval, outside, saturated, shares, thinned
+from quarl.saturation import ends, outside, saturated, shares, thinned
 
 
 def static(policy, x=None) -> QuantizedPolicy:
@@ -29,16 +29,14 @@ def static(policy, x=None) -> QuantizedPolicy:
     return quantize(policy, QuantSpec.parse("int8", mode="static"), x)
 
 
-def regrided(policy: QuantizedPolicy, **grids: ActivationGrid) -> QuantizedPolicy:
-    return replace(policy, grids=policy.grids | {name.replace("_", "."): grid for name, grid in grids.items()})
-
-
-def test_ends_before_a_relu_count_only_above():
-    policy = static(networks.dense([5, 16, 3]))
-    low, high = policy.grids["net.0"].steps
-    wide_low, wide_high = policy.grids["observation.equalized"].steps
-    assert policy.grids["observation.equalized"].bits > 8
-    assert ends(policy) == {"observation.equalized": (wide_low, wide_high), "net.0": (low - 1, high)}
+@pytest.mark.parametrize(
+    ("name", "value", "below"),
+    [("relu", "net.0", 1), ("dueling", "norm.relu", 1), ("residual", "sum", 0), ("sliced", "joined.equalized", 0)],
+)
+def test_ends_before_and_behind_a_relu_count_only_above(name, value, below):
+    policy = static(networks.EVERY[name]())
+    low, high = policy.grids[value].steps
+    assert ends(policy)[value] == (low - below, high)
 
 
 @pytest.mark.parametrize(
@@ -54,26 +52,14 @@ def test_ends_before_a_relu_count_only_above():
 )
 def test_ends_before_functions_count_where_these_still_change(function, scale, zero, lowest, highest):
     policy = static(networks.dense([5, 16, 3], function))
-    policy = regrided(policy, net_0=ActivationGrid(scale=scale, zero_point=zero))
+    policy = replace(policy, grids=policy.grids | {"net.0": ActivationGrid(scale=scale, zero_point=zero)})
     assert ends(policy)["net.0"] == (lowest, highest)
     assert f"net.0.{function}" in policy.grids
     assert f"net.0.{function}" not in ends(policy)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "below", "above"),
-    [("dueling", "norm.relu", 1, 0), ("residual", "sum", 0, 0), ("sliced", "joined.equalized", 0, 0)],
-)
-def test_ends_behind_a_relu_count_only_above(name, value, below, above):
-    policy = static(networks.EVERY[name]())
-    low, high = policy.grids[value].steps
-    assert ends(policy)[value] == (low - below, high + above)
-
-
-def test_ends_of_bytes_and_of_dynamic_policies_do_not_count():
+def test_ends_of_bytes_do_not_count():
     assert list(ends(static(networks.convolutional()))) == ["conv.0", "conv.1", "net.0"]
-    x = networks.observations(networks.dense([5, 16, 3]), 8)
-    assert ends(quantize(networks.dense([5, 16, 3]), QuantSpec.parse("int8"), x)) == {}
 
 
 @pytest.mark.parametrize("name", ["relu", "tanh-normalized", "dueling", "residual", "sliced", "padded"])
@@ -96,7 +82,6 @@ def test_outside_compares_each_number_with_its_own_ends():
     policy = replace(static(networks.dense([2, 4, 2])), box=(np.float32([-1, 0]), np.float32([1, 0])))
     rows = np.float32([[-1, 0], [1, -0.0], [0, 1e-30], [-1.0000001, 0], [np.nan, 0], [2, 2]])
     assert outside(policy, rows).tolist() == [False, False, True, True, False, True]
-    assert not outside(replace(policy, box=None), rows).any()
 
 
 def episode(index: int, x, length: int) -> Episode:
@@ -108,28 +93,12 @@ def test_shares_weigh_episodes_by_their_steps(monkeypatch):
     monkeypatch.setitem(saturation.MOST, "float32", 8)
     x = np.zeros((100, 2), np.float32)
     policy = replace(static(networks.dense([2, 4, 2]), x + np.float32(1)), box=(x[0], x[0]))
-    assert not saturated(policy, x[:1]).any()
     seen = [thinned(episode(1, x[:25] + np.float32(1e9), 200), 2), thinned(episode(0, x, 800), 2)]
-    assert [len(each.observations) for each in seen] == [4, 4]
+    rows = thinned(episode(0, np.arange(100, dtype=np.float32), 800), 2).observations
+    assert rows.tolist() == [12, 37, 62, 87]  # the middles of four parts
+    assert thinned(episode(0, rows[:3], 20), 2).observations.tolist() == [12, 37, 62]
     assert shares(policy, seen) == {"saturated": 0.2, "outside": 0.2}
     assert shares(replace(policy, box=None), seen) == {"saturated": 0.2, "outside": None}
-
-
-def test_thinned_takes_the_middles_of_equal_parts(monkeypatch):
-    monkeypatch.setitem(saturation.MOST, "float32", 8)
-    row = np.arange(100, dtype=np.float32)[:, None]
-    assert thinned(episode(0, row, 800), 2).observations[:, 0].tolist() == [12, 37, 62, 87]
-    assert thinned(episode(0, row, 800), 100).observations[:, 0].tolist() == [50]
-    assert (thinned(episode(0, row[:3], 20), 2).observations == row[:3]).all()
-
-
-def test_dynamic_policies_record_nothing():
-    x = networks.observations(networks.dense([5, 16, 3]), 8)
-    policy = quantize(networks.dense([5, 16, 3]), QuantSpec.parse("int8"), x)
-    unseen = replace(episode(0, x, 8), observations=None)
-    assert interval(policy) == 0
-    assert thinned(unseen, 1) is unseen
-    assert shares(policy, [unseen]) == {"saturated": None, "outside": None}
 
 
 def test_eval_reports_the_shares_of_static_policies(tmp_path, capsys, monkeypatch):
@@ -139,27 +108,24 @@ def test_eval_reports_the_shares_of_static_policies(tmp_path, capsys, monkeypatc
     evaluate(policy, episodes=3, record=1, progress=lambda each: seen.append(each.observations))
     met = np.concatenate(seen)
     each_of = saturated(policy, met).mean(), outside(policy, met).mean()
-    assert 0 < each_of[0] < 1
-    assert 0 < each_of[1] < 1
-    for mode, each in (("static", policy), ("box", replace(policy, box=None)), ("dynamic", None)):
-        each = each or quantize(networks.cartpole(), QuantSpec.parse("int8"), x)
+    assert 0 < min(each_of) <= max(each_of) < 1
+    for each in (policy, replace(policy, box=None), quantize(networks.cartpole(), QuantSpec.parse("int8"), x)):
         artifact.write(each, tmp_path / "policy.quarl")
         words = ["eval", str(tmp_path / "policy.quarl"), "--episodes", "3", "--json", str(tmp_path / "rows.json")]
         assert main(words) == 0
         (row,) = contracts.read(tmp_path / "rows.json")["rows"]
-        wanted = each_of if mode == "static" else (each_of[0] if mode == "box" else None, None)
+        wanted = each_of[0] if each.grids else None, each_of[1] if each.box else None
         assert (row["saturated"], row["outside"]) == pytest.approx(wanted)
         shown = capsys.readouterr().out
-        assert ("saturated %" in shown, "outside %" in shown) == (mode != "dynamic", mode == "static")
+        assert ["saturated %" in shown, "outside %" in shown] == [number is not None for number in wanted]
 
 
 def test_play_reports_the_shares_of_each_episode(tmp_path, monkeypatch):
     monkeypatch.setattr(CartPoleEnv, "render", lambda self: np.zeros((2, 2, 3), np.uint8))
     monkeypatch.chdir(tmp_path)
     policy = static(networks.cartpole(), 100 * networks.observations(networks.cartpole(), 40))
-    for limit, share in ((1e-6, 1.0), (1e9, 0.0)):
-        artifact.write(replace(policy, box=(np.full(4, -limit, np.float32), np.full(4, limit, np.float32))), "p.quarl")
-        words = ["play", "p.quarl", "--episodes", "2", "--max-episode-steps", "9", "--record", "a.gif"]
-        assert main([*words, "--json", "rows.json"]) == 0
-        rows = contracts.read("rows.json")["rows"]
-        assert [(row["outside"], row["saturated"]) for row in rows] == [(share, 0.0)] * 2
+    artifact.write(replace(policy, box=(np.zeros(4, np.float32), np.zeros(4, np.float32))), "p.quarl")
+    words = ["play", "p.quarl", "--episodes", "2", "--max-episode-steps", "9", "--record", "a.gif"]
+    assert main([*words, "--json", "rows.json"]) == 0
+    rows = contracts.read("rows.json")["rows"]
+    assert [(row["outside"], row["saturated"]) for row in rows] == [(1.0, 0.0)] * 2

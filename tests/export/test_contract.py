@@ -172,21 +172,15 @@ def test_the_contract_inside_is_sealed_and_gives_its_policy_back(network):
     assert exported.spec == policy.spec
 
 
-def boxed(policy, low, high):
-    """The policy with another box of calibration."""
-    return replace(static(policy), box=(np.float32(low), np.float32(high)))
-
-
 def test_contract_states_the_calibrated_box_in_the_fewest_digits():
-    policy = boxed(networks.dense([3, 6, 2]), [-0.1, 0, 1e-30], [0.1, 16777216, 1e-30])
-    said = full(policy, "c")
+    policy = static(networks.dense([3, 6, 2]))
+    policy = replace(policy, box=tuple(np.float32([[-0.1, 0, 1e-30], [0.1, 16777216, 1e-30]])))
+    said = json.loads(json.dumps(full(policy, "c"), default=contract.plain))
     assert said["observation"]["box"] == {"low": [-0.1, 0, 1e-30], "high": [0.1, 16777216, 1e-30]}
     assert "case 1: count++; break; /* an action, but the observation is outside" in readme(said, "policy.c")
     assert "`observation.box` of `contract.json`" in readme(full(policy), "policy.tflite")
     moved = replace(policy, box=(policy.box[0], np.nextafter(policy.box[1], np.float32(np.inf))))
-    assert list(contract.differences(moved, json.loads(json.dumps(said, default=contract.plain)))) == [
-        "observation.box.high"
-    ]
+    assert list(contract.differences(moved, said)) == ["observation.box.high"]
     exported = contract.policy_of(json.loads(contract.inner(said)), "policy.c")
     np.testing.assert_array_equal(exported.box, policy.box)
 
@@ -198,25 +192,14 @@ def test_contract_inside_a_file_leaves_out_a_long_box():
     assert "observation.box" not in readme({**image, "verified": []}, "policy.tflite")
     wide = full(static(networks.dense([400, 8, 2])))
     short = json.loads(contract.inner(wide))
-    assert len(wide["observation"]["box"]["low"]) == 400
-    assert "box" not in short
-    assert short["bits"] == {"net.0": 8, "net.1": 8}
+    assert {"box", "bits"} & short.keys() == {"bits"}
     assert contract.policy_of(short, "policy.tflite").box is None
 
 
-@pytest.mark.parametrize(
-    "box",
-    [
-        {"low": [1.0], "high": [0.0]},
-        {"low": [0.0, 1.0], "high": [2.0, 2.0]},
-        {"low": [0.0]},
-        7,
-        {"low": ["x"], "high": [1]},
-        {"low": [0], "high": [1e39]},
-    ],
-)
-def test_policy_of_refuses_a_box_that_does_not_fit(box):
-    said = {**json.loads(contract.inner(full(static(networks.dense([1, 6, 2]))))), "box": box}
+@pytest.mark.parametrize("ends", [([1], [0]), ([0, 1], [2, 2]), ([0], None), (["x"], [1]), ([0], [1e39])])
+def test_policy_of_refuses_a_box_that_does_not_fit(ends):
+    said = json.loads(contract.inner(full(static(networks.dense([1, 6, 2])))))
+    said["box"] = dict(zip(("low", "high"), ends, strict=True))
     with pytest.raises(QuarlError, match=r"^policy\.tflite: its contract does not describe a policy"):
         contract.policy_of(said, "policy.tflite")
 
