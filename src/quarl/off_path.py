@@ -80,8 +80,7 @@ def off_path(
     if np.size(space.low) > MOST_INPUTS or not np.isfinite(space.high - space.low).all():
         raise UnsupportedError(f"no box: its observations need {MOST_INPUTS} numbers or fewer, and bounds for each")
     rng = np.random.default_rng((STREAMS.index(stream), seed))
-    sampled: Array = rng.uniform(space.low, space.high, (count, *space.shape))
-    return sampled.astype(policy.observation_dtype)
+    return np.asarray(rng.uniform(space.low, space.high, (count, *space.shape)), policy.observation_dtype)
 
 
 def away(observations: Array, factor: float = 1.5, *, seed: int = 0) -> Array:
@@ -105,8 +104,7 @@ def move(env: Any, rng: np.random.Generator) -> bool:
     `state` in the shape of the observation is drawn between the bounds of that, and less than 2 away without bounds.
     """
     if any(each.__name__ == "MujocoEnv" for each in type(env).__mro__):
-        qpos, qvel = env.data.qpos, env.data.qvel
-        env.set_state(qpos + rng.normal(0, 0.1, qpos.shape), qvel + rng.normal(0, 1, qvel.shape))
+        env.set_state(rng.normal(env.data.qpos, 0.1), rng.normal(env.data.qvel, 1))
         return True
     state, space = vars(env).get("state"), env.observation_space
     if not isinstance(state, np.ndarray) or state.dtype.kind != "f" or state.shape != space.shape:

@@ -73,9 +73,9 @@ def test_a_static_policy_saturates_where_its_dynamic_mode_does_not():
 
 def test_golden_vectors_hold_states_off_the_path_before_the_edges(folder):
     policy, vectors = artifact.read(folder / "policy.quarl"), golden.read((folder / "golden.npz").read_bytes(), "file")
-    assert (len(vectors.given), vectors.off_path, vectors.edges) == (256 + 62 + 9, 62, 9)
-    met = off_path(policy, home_of(policy), "perturbed", count=states.NUM_BEYOND, min_episodes=3)
-    np.testing.assert_array_equal(vectors.observations[256 : 256 + 31], met[::13])
+    assert (len(vectors.given), vectors.off_path, vectors.edges) == (256 + 64 + 9, 64, 9)
+    met = off_path(policy, home_of(policy), "perturbed", count=golden.NUM_RECORDED, min_episodes=3)
+    np.testing.assert_array_equal(vectors.observations[256 : 256 + 32], met[::8])
 
 
 def test_recorded_observations_are_moved_beyond_what_was_calibrated():

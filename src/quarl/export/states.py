@@ -25,8 +25,6 @@ from quarl.quant.spec import EXACT
 
 NUM_STATES = 2000
 """Number of states of each kind in a report."""
-NUM_BEYOND = 400
-"""Number of states of each kind off the path at an export."""
 
 
 def rollout(policy: QuantizedPolicy, environment: Environment, seed: int) -> Array:
@@ -70,7 +68,10 @@ def golden_observations(
     if environment.lent is not None:
         return met, away(met, 2.0)  # it may be a robot: no random actions
     beyond = np.concatenate(
-        [off_path(policy, environment, kind, count=NUM_BEYOND, seed=seed, min_episodes=3) for kind in KINDS[:2]]
+        [
+            off_path(policy, environment, kind, count=golden.NUM_RECORDED, seed=seed, min_episodes=3)
+            for kind in KINDS[:2]
+        ]
     )
     if agent is not None and policy.grids and not is_quantized(agent):
         found = compared(policy, quantize(agent, EXACT), beyond, arithmetic)
@@ -145,12 +146,14 @@ def compared(
         arithmetic: Arithmetic of the static policy.
     """
     spec = replace(policy.spec, mode="dynamic", symmetric_activations=False)
-    three = (
-        load_fitting(exact, batch=64),
-        reference.load(policy, 64, arithmetic),
-        load_fitting(QuantizedPolicy.of(policy, policy.ops, spec, {}), batch=64),
+    outputs, *others = (
+        run_all(engine, observations)
+        for engine in (
+            load_fitting(exact, batch=64),
+            reference.load(policy, 64, arithmetic),
+            load_fitting(QuantizedPolicy.of(policy, policy.ops, spec, {}), batch=64),
+        )
     )
-    outputs, *others = (run_all(each, observations) for each in three)
     (static, largest), dynamic = (error_of(policy.head, outputs, other) for other in others)
     return {"static": static, "static_largest": largest, "dynamic": dynamic[0], "dynamic_largest": dynamic[1]}
 
