@@ -9,9 +9,7 @@ import pytest
 
 import contracts
 import quarl
-import require
 from networks import dense
-from quarl import engines
 from quarl.cli import main
 from quarl.latency import file_latency, memory, network_latency, timing
 from quarl.policy import artifact
@@ -86,43 +84,6 @@ def test_a_model_and_a_file_are_timed_in_the_runtimes_that_they_are_for(wide, tm
     assert "fp32 on litert" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_paced_calls_of_c_and_of_an_exported_file_are_rows(wide, tmp_path, monkeypatch, capsys):
-    require.runtime("c")
-    monkeypatch.chdir(tmp_path)
-    quarl.Agent(artifact.read(wide / "policy.quarl")).export(
-        "c", tmp_path / "c", name="hover", precision="int4", observations=np.eye(40, 4, dtype=np.float32)
-    )
-    words = ["bench", "latency", str(wide / "policy.quarl"), "c/hover.c", "--bits", "8", "--mode", "static"]
-    words += ["--runtime", "c", "--hz", "400", "--seconds", "0.05", "--json", "rows.json"]
-    assert main(words) == 0
-    rows = contracts.read(tmp_path / "rows.json")["rows"]
-    assert [(row["engine"], row["precision"], row["hz"], row["periods"]) for row in rows] == [
-        ("c", "int8", 400, 20),
-        ("c", "int4", 400, 20),
-    ]
-    for row in rows:
-        assert 0 < row["us_p50"] <= row["us_p99"] <= row["us_p999"] <= row["us_max"]
-        assert row["missed_share"] == row["missed"] / 20
-        assert row["bytes_added"] is None
-    said = capsys.readouterr().out
-    assert "missed %" in said
-    assert "400 calls per second, 20 calls due" in said
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("head", ["argmax", "clip"])
-def test_c_in_this_process_gives_the_actions_of_the_reference(head, tmp_path):
-    require.runtime("c")
-    policy = dense([4, 16, 3], head=head)
-    x = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
-    quantized = quarl.Agent(policy).quantize("int8", mode="static", observations=x).policy
-    (named,) = file_latency.written([quantized], "policy", ["c"], tmp_path)
-    wanted = quantized.head(engines.load(quantized, "reference", batch=16).run(x))
-    for row, action in zip(x, wanted, strict=True):
-        np.testing.assert_array_equal(named.file.run(row[None]).reshape(np.shape(action)), action)
-
-
 def test_a_quantised_policy_is_timed_as_it_is(tmp_path):
     policy = dense([4, 8, 2])
     observations = np.zeros((16, 4), np.float32)
@@ -138,10 +99,7 @@ def test_a_quantised_policy_is_timed_as_it_is(tmp_path):
         ("nowhere.tflite", "no file nowhere.tflite"),
         ("exact.tflite", "exact.tflite holds no contract"),
         ("policy.quarl --bits int5 --runtime tflm", "tflm"),
-        ("policy.quarl --runtime c", "C computes only in static integers: quantize with --mode static"),
-        ("policy.quarl --seconds 3", "--seconds requires --hz: add it, or drop it"),
-        ("policy.quarl --hz 0", "--hz must be above 0"),
-        ("policy.quarl --hz 400 --seconds inf", "--seconds must be above 0"),
+        ("policy.quarl --runtime c", "--runtime"),
     ],
 )
 def test_what_cannot_be_timed_is_one_line(words, said, wide, monkeypatch, capsys):

@@ -98,33 +98,6 @@ def test_engines_take_turns_and_garbage_collection_comes_back(clock):
     assert gc.isenabled()
 
 
-@pytest.mark.usefixtures("no_collection")
-@pytest.mark.parametrize(
-    ("late", "costs", "missed", "calls"),
-    [
-        (0, [400_000], 0, 10),
-        # The fourth call takes 2.5 periods: it misses its own deadline, no call starts in the next period, and the one
-        # after that begins late and still ends in time.
-        (0, [400_000] * 6 + [2_500_000] + [400_000] * 100, 2, 9),
-        (0, [400_000] * 6 + [2_500_000, 900_000] + [400_000] * 100, 3, 9),
-        (700_000, [400_000], 5, 10),  # a late wake-up misses the deadline of a short call; the next begins at once
-        (0, [1_200_000], 10, 9),
-    ],
-)
-def test_paced_calls_begin_with_periods_and_miss_deadlines(late, costs, missed, calls, clock, monkeypatch):
-    def sleep(seconds):
-        clock.now += round(1e9 * seconds) + (late if seconds else 0)
-
-    monkeypatch.setattr(timing.time, "sleep", sleep)
-    engine = Fake(clock, "a", costs)
-    timed = timing.pace(engine, np.zeros((4, 3), np.float32), hz=1000, seconds=0.01)
-    assert (timed.periods, timed.missed, timed.missed_share) == (10, missed, missed / 10)
-    assert len(engine.seen) == timing.WARM_UP + calls
-    took = [costs[call % len(costs)] / 1e3 for call in range(timing.WARM_UP, timing.WARM_UP + calls)]
-    assert (timed.us_p50, timed.us_max, timed.hz) == (np.median(took), max(took), 1000)
-    assert timed.us_p99 <= timed.us_p999 <= timed.us_max
-
-
 def test_no_observations_are_refused():
     with pytest.raises(QuarlError, match="recorded observations"):
         timing.time_engines([], np.zeros((0, 3)))

@@ -9,7 +9,6 @@ from quarl.export import verification
 from quarl.files import temporary_folder
 from quarl.latency import file_latency, network_latency
 from quarl.latency.networks import STANDARD, with_hidden
-from quarl.latency.timing import SECONDS
 from quarl.readers import find, load
 from quarl.report import schema
 
@@ -25,8 +24,6 @@ def run(config: LatencyConfig) -> None:
         rows = network_latency.measure(
             networks,
             seed=config.seed,
-            hz=config.hz,
-            seconds=config.seconds if config.hz else SECONDS,
             progress=lambda name: progress(name, int(name != networks[0].name)),
         )
     title = "Latency of one call on one thread"
@@ -49,13 +46,7 @@ def _of_files(config: LatencyConfig) -> None:
             named += file_latency.written(policies, path.stem, config.runtime, place)
         with terminal.progress(len(named)) as progress:
             rows = file_latency.measure(
-                named,
-                folder,
-                seed=config.seed,
-                recorded=recorded,
-                hz=config.hz,
-                seconds=config.seconds if config.hz else SECONDS,
-                progress=lambda name: progress(name, 1),
+                named, folder, seed=config.seed, recorded=recorded, progress=lambda name: progress(name, 1)
             )
     about = schema.Told(model=" ".join(config.model), seed=config.seed, energy=meter.cost)
     title = "Latency of one call on one thread, and memory that the file adds"

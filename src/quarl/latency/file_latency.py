@@ -13,13 +13,11 @@ from quarl.calibration import Calibrated, quantize
 from quarl.engines import FORMATS
 from quarl.evaluation import sample, split_by_time
 from quarl.export import verification
-from quarl.export.c.lowering import Lowering
 from quarl.export.runtimes import RUNTIMES, for_file
 from quarl.files import write_bytes
 from quarl.latency.memory import File, bytes_added
 from quarl.latency.network_latency import LatencyRow, timed_rows
 from quarl.latency.networks import Network, build, observations
-from quarl.latency.timing import SECONDS
 from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.rows import by
@@ -76,11 +74,7 @@ def written(policies: Sequence[QuantizedPolicy], name: str, runtimes: Sequence[s
         for runtime in runtimes:
             suffix = RUNTIMES[runtime].suffixes[0]
             path = folder / f"{name}-{policy.spec.precision}{suffix}"
-            if suffix == ".c":
-                content = Lowering(policy).program("").source().encode()
-            else:
-                content = importlib.import_module(f"quarl.engines.{FORMATS[suffix]}").write(policy, acts=True)
-            write_bytes(content, path)
+            write_bytes(importlib.import_module(f"quarl.engines.{FORMATS[suffix]}").write(policy, acts=True), path)
             yield Named(name, policy, File(path, runtime))
 
 
@@ -95,19 +89,17 @@ def measure(
     folder: Path,
     *,
     seed: int = 0,
-    seconds: float = SECONDS,
-    hz: float | None = None,
+    seconds: float = 0.4,
     recorded: Array | None = None,
     progress: Callable[[str], None] = lambda label: None,
 ) -> list[LatencyRow]:
-    """Measure each file; files that read observations of one shape take turns, unless calls are paced.
+    """Measure each file; files that read observations of one shape take turns.
 
     Args:
         files: the files, each with its runtime.
         folder: a folder for a file of one weight, which is loaded first so that the runtime's own memory is excluded.
         seed: seed of the observations that are made without recorded ones.
         seconds: time for each file.
-        hz: calls per second as a controller makes them; None makes one after another.
         recorded: observations [N, *shape] for the calls; None makes some.
         progress: called with the name of each file before its memory is measured.
 
@@ -120,10 +112,8 @@ def measure(
         seen, added = observations(group[0].policy, seed=seed) if recorded is None else recorded, []
         for name, policy, file in group:
             progress(f"{name} {policy.spec.precision}")
-            # C has no runtime whose memory could be measured apart from it.
-            bases = [] if file.name == "c" else written([tiny], "tiny", [file.name], folder)
-            added.append(next((bytes_added(file, base.file, seen[:1]) for base in bases), None))
-        timed = timed_rows([(name, policy.spec.precision, file) for name, policy, file in group], seen, seconds, hz)
+            added.append(bytes_added(file, next(written([tiny], "tiny", [file.name], folder)).file, seen[:1]))
+        timed = timed_rows([(name, policy.spec.precision, file) for name, policy, file in group], seen, seconds)
         rows += [replace(row, bytes_added=more) for row, more in zip(timed, added, strict=True)]
     return rows
 

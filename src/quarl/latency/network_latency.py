@@ -12,7 +12,7 @@ from quarl.calibration import quantize
 from quarl.engines import Engine
 from quarl.files import temporary_folder
 from quarl.latency.networks import STANDARD, Network, build, observations
-from quarl.latency.timing import SECONDS, Timing, pace, time_engines
+from quarl.latency.timing import time_engines
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import QuantSpec
 from quarl.rows import Column, EngineName, Precision, Row
@@ -47,17 +47,6 @@ class LatencyRow(Row):
     us_p99: Annotated[float, Column("µs p99", formats.three_digits)]
     us_jitter: Annotated[float, Column("jitter", formats.three_digits)]
     """Mean absolute difference of consecutive calls in microseconds."""
-    us_p999: Annotated[float | None, Column("µs p99.9", formats.three_digits, optional=True)] = None
-    """Of paced calls, as are all fields up to `missed_share`; null for calls one after another."""
-    us_max: Annotated[float | None, Column("µs max", formats.three_digits, optional=True)] = None
-    hz: Annotated[float | None, Column("Hz", lambda hz: f"{hz:g}" if hz else "", caption="{} calls per second")] = None
-    periods: Annotated[int | None, Column("calls", formats.count, caption="{} calls due", optional=True)] = None
-    """Number of periods, in each of which a call is due."""
-    missed: Annotated[
-        int | None, Column("missed", lambda missed: "" if missed is None else f"{missed:,}", optional=True)
-    ] = None
-    """Periods that ended before the engine had returned their action; a process that wakes up late misses some too."""
-    missed_share: Annotated[float | None, Column("missed %", formats.percent, optional=True)] = None
     bytes: Annotated[int, Column("file", formats.size)]
     """Size of the file that the engine loads."""
     bytes_added: Annotated[int | None, Column("memory", formats.size, optional=True)] = None
@@ -70,8 +59,7 @@ def measure(
     batches: Sequence[int] = (1, 16),
     columns: Sequence[tuple[str, str]] = COLUMNS,
     seed: int = 0,
-    seconds: float = SECONDS,
-    hz: float | None = None,
+    seconds: float = 0.4,
     progress: Callable[[str], None] = lambda label: None,
 ) -> list[LatencyRow]:
     """Measure each network at each batch size with each engine and precision.
@@ -82,7 +70,6 @@ def measure(
         columns: pairs of engine and precision.
         seed: seed of weights and observations.
         seconds: time for each row of the result.
-        hz: calls per second as a controller makes them; None makes one after another.
         progress: called with the name of each network before it is measured.
 
     Returns:
@@ -95,26 +82,19 @@ def measure(
         seen = observations(policy, seed=seed)
         for batch in batches:
             loaded = [(network.name, column[1], _load(policy, seen, column, batch)) for column in columns]
-            rows += timed_rows(loaded, seen, seconds, hz)
+            rows += timed_rows(loaded, seen, seconds)
     return rows
 
 
-def timed_rows(
-    loaded: Sequence[tuple[str, str, Engine]], observations: Array, seconds: float, hz: float | None = None
-) -> list[LatencyRow]:
-    """Time engines that take turns, or one after another if calls are paced.
+def timed_rows(loaded: Sequence[tuple[str, str, Engine]], observations: Array, seconds: float) -> list[LatencyRow]:
+    """Time engines that take turns.
 
     Args:
         loaded: network, precision and engine of each row.
         observations: observations [N, *shape] that all engines read.
         seconds: time for each engine.
-        hz: calls per second as a controller makes them; None makes one after another.
     """
-    engines = [engine for _, _, engine in loaded]
-    if hz is None:
-        timings: Sequence[Timing] = time_engines(engines, observations, seconds=seconds)
-    else:
-        timings = [pace(engine, observations, hz=hz, seconds=seconds) for engine in engines]
+    timings = time_engines([engine for _, _, engine in loaded], observations, seconds=seconds)
     return [
         LatencyRow(
             network=network,

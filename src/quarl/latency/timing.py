@@ -7,11 +7,10 @@ cache.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,8 +18,6 @@ from quarl.arrays import Array
 from quarl.engines import Engine
 from quarl.errors import QuarlError
 
-SECONDS = 0.4
-"""Time for an engine in all rounds."""
 ROUNDS = 20
 WARM_UP = 3
 MIN_CALLS, MAX_CALLS = 5, 400
@@ -34,16 +31,9 @@ class Timing:
     us_p50: float
     us_p99: float
     us_jitter: float = 0.0
-    us_p999: float | None = None
-    """The following are of paced calls; see LatencyRow."""
-    us_max: float | None = None
-    hz: float | None = None
-    periods: int | None = None
-    missed: int | None = None
-    missed_share: float | None = None
 
 
-def time_engines(loaded: Sequence[Engine], observations: Array, *, seconds: float = SECONDS) -> list[Timing]:
+def time_engines(loaded: Sequence[Engine], observations: Array, *, seconds: float = 0.4) -> list[Timing]:
     """Time engines that take turns.
 
     Args:
@@ -63,64 +53,16 @@ def time_engines(loaded: Sequence[Engine], observations: Array, *, seconds: floa
     for call in calls:
         call.prepare(seconds / ROUNDS)
     rng = np.random.default_rng(0)
-    with _no_collection():
-        for _ in range(ROUNDS):
-            for index in rng.permutation(len(calls)).tolist():
-                calls[index].block()
-    return [call.timing() for call in calls]
-
-
-def pace(engine: Engine, observations: Array, *, hz: float, seconds: float) -> Timing:
-    """Time calls as a controller makes them: one at the start of each period, or at once if the last took longer.
-
-    Args:
-        engine: the engine.
-        observations: [N, *shape]; each call reads the next `engine.batch` rows.
-        hz: periods per second.
-        seconds: length of all periods together; there is at least one.
-
-    Returns:
-        The time of calls, without the wake-up before each, and the periods that ended before their call returned.
-    """
-    calls, period, periods = _Calls(engine, observations), 1e9 / hz, max(round(hz * seconds), 1)
-    run, now, inputs = calls.run, time.perf_counter_ns, calls.inputs
-    number = in_time = 0
-    with _no_collection():
-        for _ in range(WARM_UP):
-            run(inputs[0])
-        begin = now()
-        while number < periods:
-            time.sleep(max(begin + number * period - now(), 0) / 1e9)
-            start = now()
-            run(inputs[number % len(inputs)])
-            end = now()
-            calls.nanoseconds.append(end - start)
-            ended = (end - begin) / period
-            in_time += ended <= number + 1
-            number = max(number + 1, int(ended))
-    p999, longest = np.percentile(calls.nanoseconds, [99.9, 100]) / 1e3
-    missed = periods - in_time
-    return replace(
-        calls.timing(),
-        us_p999=round(float(p999), 2),
-        us_max=round(float(longest), 2),
-        hz=hz,
-        periods=periods,
-        missed=missed,
-        missed_share=missed / periods,
-    )
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Collect no garbage inside the block."""
     collecting = gc.isenabled()
     gc.disable()
     try:
-        yield
+        for _ in range(ROUNDS):
+            for index in rng.permutation(len(calls)).tolist():
+                calls[index].block()
     finally:
         if collecting:
             gc.enable()
+    return [call.timing() for call in calls]
 
 
 class _Calls:
@@ -155,6 +97,4 @@ class _Calls:
 
     def timing(self) -> Timing:
         p50, p99 = np.percentile(self.nanoseconds, [50, 99])
-        jitter = np.abs(np.diff(self.nanoseconds)).mean() if len(self.nanoseconds) > 1 else 0.0
-        p50, p99, jitter = (round(float(each) / 1e3, 2) for each in (p50, p99, jitter))
-        return Timing(p50, p99, jitter)
+        return Timing(*(round(float(each) / 1e3, 2) for each in (p50, p99, np.abs(np.diff(self.nanoseconds)).mean())))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib.resources
 import os
@@ -12,7 +11,7 @@ import shutil
 import subprocess
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,26 +112,6 @@ class Compiled:
         self.returned = words[:, -3].view(np.int32)
         raw, action = words[:, : program.raw], words[:, program.raw : -3]
         return raw.view(np.float32), action.view(np.int32 if program.a == "int32_t" else np.float32)
-
-    @property
-    def row(self) -> Callable[[Array], Array]:
-        """Compile policy_act into this process; return the function from an observation [1, *shape] to the action.
-
-        Only for C of this machine.
-        """
-        program = self.program
-        _ran(f"{self.board.compiler} {STRICT} {self.board.flags} -shared -fPIC -o policy.so policy.c", self.folder)
-        act = getattr(ctypes.CDLL(str(self.folder / "policy.so")), f"{program.name}_act")
-        act.argtypes = ctypes.c_void_p, ctypes.c_void_p
-        dtype = np.uint8 if program.x == "uint8_t" else np.float32
-        action = np.zeros(program.action, np.int32 if program.a == "int32_t" else np.float32)
-        place = action.ctypes.data
-
-        def acted(observation: Array) -> Array:
-            act(np.ascontiguousarray(observation, dtype).ctypes.data, place)
-            return action
-
-        return acted
 
     def _answer(self, question: bytes, size: int) -> bytes:
         """Return the program's output for an input; raise QuarlError if it has ended."""
