@@ -13,7 +13,7 @@ STUDIES := atari ptq low-bits spread d4pg qat-bits qat-bits-falling qat-bits-lon
 	dqn-CartPole a2c-CartPole dqn-Acrobot ppo-LunarLander ddpg-Hopper ddpg) qat-repair mixed-precision-learning mixed-precision-updates \
 	$(addprefix actorq-,staleness final-return throughput wide breakdown time-to-reward free-ratio) $(addprefix weight-decay-,0 1e-4 1e-3 1e-2)
 SCRIPTS := latency actor-loop eval-speed fidelity parity qat-correctness qat-cost study-speed install-size verdicts gpu-actorq \
-	cluster-simulation go1
+	cluster-simulation go1 off-path
 BENCHES := $(addprefix bench-,$(STUDIES) auto boards cluster distill-pong kinds paper-ptq $(SCRIPTS))
 # Trained agents in the zoo's layout, and other policies as files; jobs and minutes of a call.
 AGENTS ?= ../shared/agents
