@@ -208,7 +208,7 @@ def test_a_failing_compiler_is_one_line(monkeypatch):
     monkeypatch.setattr(subprocess, "run", Mock(side_effect=[failed, subprocess.TimeoutExpired((), 9)]))
     for said in ("does not compile policy.c: policy.c:3: error", "took more than 600 s"):
         with pytest.raises(QuarlError, match=f"^gcc {said}$"):
-            boards._ran("gcc -c", Path())
+            boards.ran("gcc -c", Path())
 
 
 def compiled(policy: QuantizedPolicy, x: np.ndarray, folder: Path, runtime: str = "c") -> boards.Compiled:

@@ -137,6 +137,13 @@ def test_a_grid_saturates_at_a_state_inside_the_box_that_the_reference_confirms(
     assert reference.load(narrow, 1).trace(x[None])["net.0"].max() == np.float32(ends.scale) * ends.steps[1]
 
 
+def test_more_points_than_a_float_holds_are_left_out_with_their_number(tmp_path):
+    wide = networks.dense([200, 8, 2])
+    x = networks.observations(wide, 50)
+    _, left_out, *_ = prove(written(quantize(wide, QuantSpec.parse("int8", mode="static"), x), tmp_path / "out"))
+    assert re.search(r"about 10\^[3-9]\d\d of them are in the box, --calls allows 0", left_out)
+
+
 def test_a_policy_without_a_box_has_no_verdict_on_its_grids(policy, tmp_path):
     row, said = prove(written(replace(policy, box=None), tmp_path / "out"))
     assert row.result == "proven"

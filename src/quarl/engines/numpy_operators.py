@@ -64,12 +64,13 @@ def _linear(op: Linear, x: Array) -> Array:
     return fold(op, sums, x.shape[1:])
 
 
-def _computed(kind: str, *values: Any) -> Array:
+def computed(kind: str, *values: Any) -> Array:
+    """Return the value of one operation of a formula, by its name in ARITHMETIC."""
     return ARITHMETIC[kind](*values)
 
 
 def _activation(op: operators.Activation, x: Array) -> Array:
-    value = FUNCTIONS[op.kind](x) if op.kind in FUNCTIONS else FORMULAS[op.kind](_computed, x, *op.settings)
+    value = FUNCTIONS[op.kind](x) if op.kind in FUNCTIONS else FORMULAS[op.kind](computed, x, *op.settings)
     return value.astype(np.float32, copy=False)
 
 
@@ -105,7 +106,7 @@ LOWERINGS: Mapping[type[Op], Callable[..., Array]] = {
     operators.Softmax: _softmax,
     operators.Pool2d: _pool,
     operators.LayerNorm: _layer_norm,
-    operators.L2Norm: lambda op, x: l2_norm(_computed, x, np.float32(op.epsilon**2)),
+    operators.L2Norm: lambda op, x: l2_norm(computed, x, np.float32(op.epsilon**2)),
     operators.Normalize: operators.Normalize.__call__,
     operators.Scale: lambda op, x: x * op.factor,
     operators.Flatten: lambda op, x: x.reshape(len(x), -1),
@@ -147,7 +148,7 @@ def normalized_codes(op: Norm, integers: Array, grid: ActivationGrid) -> Array:
         grid: Grid of the codes.
     """
     formula, numbers = codes_formula(op, grid)
-    return np.asarray(formula(_computed, integers, *numbers))
+    return np.asarray(formula(computed, integers, *numbers))
 
 
 def unfold(op: Linear, x: Array) -> Array:

@@ -134,12 +134,12 @@ class Compiled:
         board, where, file = self.board, self.folder, "policy.o"
         if board.link == LAYOUT:
             file = "alone"
-            _ran(
+            ran(
                 f"{board.compiler} {board.flags} policy.o -nostdlib -lgcc -Wl,-e,{self.program.name}_act -o {file}",
                 where,
             )
         size = board.compiler.removesuffix("gcc") + "size"
-        return int(_ran(f"{size} {file}", where).splitlines()[1].split()[0])
+        return int(ran(f"{size} {file}", where).splitlines()[1].split()[0])
 
     def deepest(self) -> int:
         """Return the bytes of the stack that an action takes at most on a Cortex-M, by the compiler's call graph.
@@ -147,7 +147,7 @@ class Compiled:
         A watermark of observations can miss the path near a tie.
         """
         board, where = self.board, self.folder
-        _ran(f"{board.compiler} {STRICT} {board.flags} -fcallgraph-info=su -c -o graph.o policy.c", where)
+        ran(f"{board.compiler} {STRICT} {board.flags} -fcallgraph-info=su -c -o graph.o policy.c", where)
         graph = (where / "graph.ci").read_text()
         frames = {name: int(size) for name, size in NODE.findall(graph)}
         called: dict[str, set[str]] = {name: set() for name in frames}
@@ -159,7 +159,7 @@ class Compiled:
         def below(name: str) -> int:
             return frames.get(name, 0) + max(map(below, called.get(name, ())), default=0)
 
-        library = _ran(f"{board.compiler.removesuffix('gcc')}nm -u graph.o", where)
+        library = ran(f"{board.compiler.removesuffix('gcc')}nm -u graph.o", where)
         return below(f"{self.program.name}_act") + max(size for word, size in LIBRARY.items() if word in library)
 
 
@@ -217,8 +217,8 @@ def load(
             (where / path).write_text(text)
         strict, source = ("-std=c99", str(file.absolute())) if edited else (STRICT, "policy.c")
         types = f"-D{macro}_NUMBER={program.x} -D{macro}_RESULT={program.a}"
-        _ran(f"{board.compiler} {strict} {board.flags} -c -o policy.o", where, source)
-        _ran(f"{board.compiler} {board.flags} {types} harness.c policy.o {board.link} -o policy", where)
+        ran(f"{board.compiler} {strict} {board.flags} -c -o policy.o", where, source)
+        ran(f"{board.compiler} {board.flags} {types} harness.c policy.o {board.link} -o policy", where)
         # Opening both ends for reading and writing does not wait for the program.
         for name_of_pipe in ("in", "out"):
             os.mkfifo(where / name_of_pipe)
@@ -229,19 +229,29 @@ def load(
             subprocess.Popen(board.run.split(), cwd=where, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         )
         stack.callback(process.kill)
-        version = "gcc " + _ran(f"{board.compiler} -dumpfullversion", where).strip()
+        version = "gcc " + ran(f"{board.compiler} -dumpfullversion", where).strip()
         compiled = Compiled(name, board, version, program, where, process, pipes, head)
         weakref.finalize(compiled, stack.pop_all().close)
     return compiled
 
 
-def _ran(words: str, where: Path, *paths: str) -> str:
-    """Return the command's output; raise QuarlError with the first line of its errors if it fails."""
+def ran(words: str, where: Path, *paths: str, limit_s: float | None = LONGEST) -> str:
+    """Return the command's output.
+
+    Args:
+        words: The command, with blanks between its words.
+        where: Folder to run it in.
+        *paths: Further words.
+        limit_s: Limit of its time in seconds; None is none.
+
+    Raises:
+        QuarlError: It fails, with the first line of its errors, or takes longer.
+    """
     command = [*words.split(), *paths]
     try:
-        done = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=LONGEST, check=False)
+        done = subprocess.run(command, cwd=where, capture_output=True, text=True, timeout=limit_s, check=False)
     except subprocess.TimeoutExpired:
-        raise QuarlError(f"{command[0]} took more than {LONGEST:g} s") from None
+        raise QuarlError(f"{command[0]} took more than {limit_s:g} s") from None
     if done.returncode:
         reason = first_line(RuntimeError(done.stderr.strip() or f"exit code {done.returncode}"))
         raise QuarlError(f"{command[0]} does not compile policy.c: {reason}")

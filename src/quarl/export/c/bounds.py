@@ -14,18 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.engines.numpy_operators import ARITHMETIC
+from quarl.engines.numpy_operators import computed
 from quarl.export.c.program import Call, Program, parameters, without_counts
 from quarl.export.c.weight_words import KERNELS, by_fours
 from quarl.policy.formulas import l2_norm, norm_of_codes
 
 INT16, INT32 = (-(2**15), 2**15 - 1), (-(2**31), 2**31 - 1)
 NORMAL = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
-INFINITY = 2.0**128
 ROUNDING = 2.0**-21
 """Bound of the relative rounding error of a LayerNorm, per number in its row."""
-WORDS = ("w", "m")
-"""Parameters whose constants are words; other uint32_t constants are real numbers."""
 IN_PLACE = ("scale", "sum", "clip", "quantize", "quantize_shift", "quantize_bytes", "dequantize", "look_up", "squash")
 """Kernels that read each number before they write one in its place, or before it."""
 Claims = dict[str, tuple[float, float, float, float]]
@@ -91,7 +88,7 @@ class Run:
             self.claim(**{f"unwritten numbers in {name}": (np.isnan(values).sum(), (0, 0))})
             return np.nan_to_num(values)
         table = self.program.tables[array][part]
-        whole = table.dtype != np.uint32 or name in WORDS
+        whole = table.dtype != np.uint32 or name in ("w", "m")  # words of weights and multipliers
         return table if whole else table.view(np.float32).astype(np.float64)
 
     def write(self, values: Array) -> None:
@@ -157,22 +154,20 @@ def weights(program: Program, call: Call) -> Array:
         offset[1::2] = 0
     fields *= 1 + kernel.startswith("odd")
     fields[:, :k] -= offset
-    rows: Array = fields[: sizes["n"]].astype(np.float64)
-    return rows
+    return np.asarray(fields[: sizes["n"]], np.float64)
 
 
 def _fields(words: Array, bits: int, columns: int) -> Array:
     """Return the fields of a plane of words, int64 [4 groups, columns]; weight_words.py packs them."""
     places: Array = bits * np.arange(16 // bits)[:, None] + np.arange(0, 32, 16)
     fields = (words.astype(np.int64)[:, :, None, None] >> places & (2**bits - 1)).reshape(len(words), -1)
-    pairs: Array = fields[:, : 4 * columns].reshape(len(words), columns // 2, 4, 2).transpose(0, 2, 1, 3)
-    return pairs.reshape(-1, columns)
+    pairs = fields[:, : 4 * columns].reshape(len(words), columns // 2, 4, 2)
+    return np.asarray(pairs.transpose(0, 2, 1, 3).reshape(-1, columns))
 
 
 def _rounded(x: Array) -> Array:
     """Return real numbers rounded to float32; those beyond its range become infinite."""
-    rounded: Array = x.astype(np.float32).astype(np.float64).clip(-INFINITY, INFINITY)
-    return rounded
+    return np.asarray(x.astype(np.float32).astype(np.float64).clip(-(2.0**128), 2.0**128))
 
 
 def _unknown(run: Run) -> None:
@@ -236,14 +231,14 @@ def _layer_norm(run: Run) -> None:
     reach = math.sqrt(n - 1) * (1 + (n + 16) * ROUNDING) * gain
     ends = np.sort(np.stack([-reach, reach]), axis=0)[:, None]
     settings = [np.float32(each) for each in (share, epsilon, gain, offset)]
-    run.write(_rounded(ends + offset) if len(x) > 1 else norm_of_codes(_computed, x.astype(np.float32), *settings))
+    run.write(_rounded(ends + offset) if len(x) > 1 else norm_of_codes(computed, x.astype(np.float32), *settings))
 
 
 def _l2_norm(run: Run) -> None:
     x, least = run.read("x"), run.real("least")
     run.claim(sum_of_squares=([0, x.shape[-1] * np.square(x).max()], INT32), least=(least, NORMAL))
     ends = np.reshape([-1 - ROUNDING, 1 + ROUNDING], (2, 1, 1))
-    run.write(ends if len(x) > 1 else l2_norm(_computed, x.astype(np.float32), np.float32(least)))
+    run.write(ends if len(x) > 1 else l2_norm(computed, x.astype(np.float32), np.float32(least)))
 
 
 def _argmax(run: Run) -> None:
@@ -256,10 +251,6 @@ def _outside(run: Run) -> None:
     """Keep the box with which the call compares the observation."""
     x, size = run.read("x"), (run.sizes["n"] - 1) * run.sizes["step"] + 1
     run.box = np.stack([np.broadcast_to(run.read(name, size), x.shape[2:]) for name in ("low", "high")])
-
-
-def _computed(kind: str, *values: Array) -> Array:
-    return ARITHMETIC[kind](*values)
 
 
 RULES: Mapping[str, Callable[[Run], None]] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.resources
 import math
 import shutil
-import subprocess
 import time
 from dataclasses import replace
 from typing import NamedTuple
@@ -13,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.errors import MissingPackageError, QuarlError, UnsupportedError, note
+from quarl.errors import MissingPackageError, UnsupportedError, note
+from quarl.export.c.boards import ran
 from quarl.export.c.bounds import Grid, Run
 from quarl.export.c.program import Call, Program, parameters, without_counts
 from quarl.files import temporary_folder
@@ -49,7 +49,8 @@ def run_all(program: Program, box: Array, most: int) -> Enumeration:
     grids = Run(program, box[:, None]).grids
     total = math.prod(int(high - low) + 1 for low, high in grids[0].codes[:, 0].clip(grids[0].low, grids[0].high).T)
     if total > most:
-        raise UnsupportedError(f"{float(total):.4g} of them are in the box, --calls allows {most:,}")
+        number = f"{total:,}" if total < 2**64 else f"about 10^{math.log10(total):.0f}"
+        raise UnsupportedError(f"{number} of them are in the box, --calls allows {most:,}")
     if shutil.which("gcc") is None:
         raise MissingPackageError("gcc is missing: apt install gcc libc6-dev")
     values = _values(program, box, grids[0])
@@ -61,19 +62,12 @@ def run_all(program: Program, box: Array, most: int) -> Enumeration:
         text = importlib.resources.files(__package__).joinpath("every_point.c").read_text()
         text = text.replace("policy_raw", f"{program.name}_raw").replace("POLICY", program.name.upper())
         (folder / "main.c").write_text(text)
-
-        def ran(*words: str) -> str:
-            done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise QuarlError(f"{words[0]} ended with exit code {done.returncode}: {done.stderr[:200]}")
-            return done.stdout
-
-        ran("gcc", "-std=c99", "-O3", "-march=native", f"-DGRIDS={len(grids)}", "main.c", "-o", "main")
+        ran(f"gcc -std=c99 -O3 -march=native -DGRIDS={len(grids)} main.c -o main", folder)
         begin = time.perf_counter()
-        ran("./main", str(min(TRIED, total)))
+        ran(f"./main {min(TRIED, total)}", folder)
         each = (time.perf_counter() - begin) / min(TRIED, total)
         note(f"{total:,} points of the first grid are run, which takes about {each * total:.0f} s")
-        words = np.array(ran("./main", str(total)).split(), np.uint64).reshape(-1, 2)
+        words = np.array(ran(f"./main {total}", folder, limit_s=None).split(), np.uint64).reshape(-1, 2)
     outputs, clips = words[: program.raw].astype(np.uint32).view(np.float32), words[program.raw :].tolist()
     states = [np.array([v[i] for v, i in zip(values, np.unravel_index(at, sizes), strict=True)]) for _, at in clips]
     return Enumeration(total, outputs, {i: (n, states[i]) for i, (n, _) in enumerate(clips) if n})
@@ -86,9 +80,8 @@ def _values(program: Program, box: Array, grid: Grid) -> list[Array]:
     alone = not any(p.extent and p.const and call.place(p.name)[0] in ("x", "r") for call, p in later)
     begin = calls[grid.call].place("y")[1]
     start = replace(program, network=tuple(calls[: grid.call + 1]), codes=begin + grid.codes.shape[-1])
-    values = []
+    values, steps = [], FINER * int(np.ptp(grid.codes.clip(grid.low, grid.high), axis=0).max() + 1)
     for place, (low, high) in enumerate(box.T):
-        steps = FINER * int(np.ptp(grid.codes, axis=0).max() + 1)
         x = np.repeat(box[:1], steps, axis=0)
         x[:, place] = np.linspace(low, high, steps).astype(np.float32)
         codes_of = Run(start, x[None]).values["c"][0, :, begin:]

@@ -12,7 +12,7 @@ import numpy as np
 from quarl import __version__
 from quarl.arrays import Array
 from quarl.engines import reference
-from quarl.errors import MissingPackageError, QuarlError, UnsupportedError
+from quarl.errors import MissingPackageError, QuarlError, UnsupportedError, short
 from quarl.export.c.bounds import NORMAL, Grid, Run
 from quarl.export.c.every_point import Enumeration, run_all
 from quarl.export.c.program import Program, check
@@ -27,8 +27,6 @@ from quarl.policy.graph import QuantizedPolicy
 PROOF, POINTS = "proof.json", "points of the first grid"
 STARTS, GOALS, PASSES = 512, 8, 2
 """Corners of the box from which the search starts, numbers that it maximizes, and passes over the coordinates."""
-SHOWN = 8
-"""Largest number of an observation's numbers in a row; proof.json has all."""
 
 
 def source_of(folder: Path) -> Path:
@@ -115,18 +113,19 @@ def _grids(program: Program, policy: QuantizedPolicy, box: Array, every: Enumera
     grids = []
     for index, grid in enumerate(Run(program, box[:, None]).grids):
         shown, observation, at = grid.codes, None, ""
-        result = "not decided" if grid.beyond.max() > 0 and (every is None or index == 0) else "cannot saturate"
         if every is None or index == 0:
             state = _saturating(program, box, index, grid)
+            result = "not decided" if grid.beyond.max() > 0 else "cannot saturate"
         else:
             count, state = every.saturating.get(index, (0, None))
-            at = f"; {count:,} points saturate" + (", the first" if count else "")
+            result, at = (
+                ("not decided", f"; {count:,} points saturate, the first") if count else ("cannot saturate", "")
+            )
         if state is not None:
             run, row = Run(program, state[None, None]), state.astype(np.float32).reshape(1, *policy.observation_shape)
             if np.array_equal(reference.load(policy, 1).run(row), run.values["y"][0]):
                 result, shown, observation = "saturates", run.grids[index].codes, state.tolist()
-                numbers = ", ".join(f"{x:.9g}" for x in state)
-                at += f" at {numbers}" if len(state) <= SHOWN else f" at the observation in {PROOF}"
+                at += f" at {short(', '.join(f'{x:.9g}' for x in state), 120)}"
         fields = {"call": grid.call, "layer": grid.layer, "low": grid.low, "high": grid.high}
         fields |= {"count": shown.shape[-1], "codes": [float(grid.codes.min()), float(grid.codes.max())]}
         detail = f"codes {shown.min():.0f} to {shown.max():.0f} of {grid.low} to {grid.high}{at}"
