@@ -196,7 +196,9 @@ def test_text_is_taken_apart_in_time_that_grows_with_its_length(begin, repeated)
 def test_a_program_that_ended_and_another_width_are_one_line(monkeypatch):
     policy, x = static("squashed", count=1)
     ended = SimpleNamespace(poll=lambda: 0)
-    program = boards.Compiled("c", "", Lowering(policy).program(""), Path(), ended, (0, 0), policy.head)
+    program = boards.Compiled(
+        "c", boards.BOARDS["c"], "", Lowering(policy).program(""), Path(), ended, (0, 0), policy.head
+    )
     monkeypatch.setattr(boards, "select", SimpleNamespace(select=lambda *pipes: ([], [], [])))  # without waiting
     for rows, said in ((x, "ended"), (np.zeros((2, 9), np.float32), "reads 4 numbers, an observation has 9")):
         with pytest.raises(QuarlError, match=rf"^policy\.c {said}"):

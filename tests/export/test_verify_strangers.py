@@ -94,7 +94,7 @@ def test_actions_that_c_chooses_are_held_to_its_scores(head):
             return outputs, actions
 
     program = type("Program", (), {"a": "int32_t"})
-    compiled = Answers("c", "1", program, None, None, (0, 0), policy.head)
+    compiled = Answers("c", boards.BOARDS["c"], "1", program, None, None, (0, 0), policy.head)
     np.testing.assert_array_equal(compiled.run(x), outputs)
     actions[17, -1] += 1
     with pytest.raises(QuarlError, match=r"^policy_act gives .* in place of .* for observation 17$"):
@@ -179,7 +179,7 @@ def wrong(document, way):
             yield changed
 
 
-FREE = (("observation", "low"), ("observation", "high"))
+FREE = (("observation", "low"), ("observation", "high"), ("control_period",))
 
 
 @pytest.mark.slow
