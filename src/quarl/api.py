@@ -445,6 +445,7 @@ class Agent:
         seed: int = 0,
         name: str = "policy",
         package: str | None = None,
+        names: str | os.PathLike[str] | None = None,
         **where: Unpack[EnvironmentKeywords],
     ) -> dict[str, Any]:
         """Write the folder of `quarl export`: a target's file, its contract, golden vectors and usage instructions.
@@ -464,6 +465,7 @@ class Agent:
             seed: Seed of these episodes.
             name: Prefix of the symbols, macros and files of "c".
             package: Project around "c" with a control loop: "cmake", "platformio" or "esp-idf"; None writes none.
+            names: YAML or JSON file with names and units of numbers for the contract, as `--names` takes.
             env_id: The environment; None means the one that the policy was trained in.
             env_kwargs: Arguments of the environment, in addition to those that the policy records.
             wrappers: Wrappers in place of the policy's, the outermost last: names, as in "AtariWrapper", or (name,
@@ -484,10 +486,12 @@ class Agent:
         """
         policy, environment = in_environment(self.policy, **where)
         given = None if observations is None else policy_rows(policy, observations)[0]
+        told = None if names is None else exporting.read_names(Path(names), policy)
         about: Any = {"observations": given, "environment": environment, "seed": seed}
         new: Any = {"symmetric_activations": symmetric_activations, "envelope": asked(policy, envelope, mode)}
         exported = exporting.quantised(policy, target, precision, mode, **new, **about)
-        return exporting.export(exported, target, Path(directory), name=name, package=package, agent=policy, **about)
+        about |= {"name": name, "package": package, "agent": policy, "names": told}
+        return exporting.export(exported, target, Path(directory), **about)
 
     def _quantized(self) -> QuantizedPolicy:
         if isinstance(self.policy, QuantizedPolicy):

@@ -8,6 +8,7 @@ from quarl.commands import model, terminal
 from quarl.config import ExportConfig
 from quarl.export import export, quantised
 from quarl.export.equal import VerifyRow
+from quarl.export.numbers import read_names
 from quarl.export.targets import file_of
 from quarl.export.verification import judged
 from quarl.policy.graph import is_quantized
@@ -20,6 +21,7 @@ def run(config: ExportConfig) -> None:
     path = config.output / file_of(config.to, config.name, config.package)
     policy, environment = model.at_home(model.read(config), config)
     given = model.observations(config.observations, policy)
+    names = read_names(config.names, policy) if config.names else None
     about: Any = {"observations": given, "environment": environment, "seed": config.seed}
     symmetric = config.symmetric_activations
     covered: Any = {"symmetric_activations": symmetric, "envelope": model.envelope(config, policy)}
@@ -33,9 +35,8 @@ def run(config: ExportConfig) -> None:
         )
     source = model.locate(config)
     file = find.in_folder(source) if source.is_dir() else source
-    contract = export(
-        exported, config.to, config.output, source=file, name=config.name, package=config.package, agent=policy, **about
-    )
+    about |= {"name": config.name, "package": config.package, "agent": policy, "names": names}
+    contract = export(exported, config.to, config.output, source=file, **about)
     rows = [VerifyRow(check="golden vectors", count=each.pop("vectors"), **each) for each in contract["verified"]]
     said += [
         contract["action"]["meaning"],

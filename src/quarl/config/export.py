@@ -46,6 +46,10 @@ class ExportConfig(CalibratedConfig):
     """Prefix of the symbols, macros and files of C, so that policies can share a firmware."""
     package: Literal["cmake", "platformio", "esp-idf"] | None = None
     """Project around C: a control loop with limits, timeouts, a self-test and a watchdog."""
+    names: Annotated[Path | None, shown("FILE")] = None
+    """YAML or JSON with names and units of numbers for the contract: observation and action, each a list of
+    {name, unit}, and control_hz, the actions per second.
+    """
     observations: Observations = None
     """Recorded observations, .npy, .npz or .csv with a row per step, instead of an environment, for calibration and
     golden vectors. The last tenth is held out from calibration.

@@ -19,6 +19,7 @@ from quarl.errors import MissingEnvironmentError, QuarlError, UnsupportedError, 
 from quarl.evaluation import sample, split_by_time
 from quarl.export import contract, golden, targets, verification
 from quarl.export.contract import CONTRACT, GOLDEN, POLICY, SUMS, sha256
+from quarl.export.numbers import read_names
 from quarl.export.readme import readme
 from quarl.export.states import golden_observations
 from quarl.export.targets import STATIC, TARGETS, file_of
@@ -30,7 +31,7 @@ from quarl.quant.spec import Mode, QuantSpec
 from quarl.readers import load
 from quarl.specs import PATH
 
-__all__ = ["TARGETS", "export", "quantised"]
+__all__ = ["TARGETS", "export", "quantised", "read_names"]
 
 
 def quantised(
@@ -109,6 +110,7 @@ def export(
     name: str = "policy",
     package: str | None = None,
     agent: Policy | None = None,
+    names: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write a folder with the policy's file, its contract, golden vectors and usage; return the contract.
 
@@ -126,6 +128,7 @@ def export(
         name: Prefix of symbols and files of "c".
         package: Project around "c" with a control loop: "cmake", "platformio" or "esp-idf"; None writes none.
         agent: The policy before quantization, to compare with off its path; None compares nothing.
+        names: Names and units of numbers for the contract, as `read_names` returns them.
 
     Raises:
         QuarlError: There are neither observations nor an environment.
@@ -166,6 +169,7 @@ def export(
         env=env,
         name=name,
         package=package,
+        names=names,
     )
     if env is not None:
         env.close()

@@ -20,7 +20,7 @@ from quarl import __version__
 from quarl.arrays import Array
 from quarl.engines import int16x8
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.export.numbers import bounds, observed
+from quarl.export.numbers import are_as_many, bounds, named, observed, sizes
 from quarl.export.targets import PACKAGES, TARGETS, reference_of
 from quarl.inert.reading_budget import read_json
 from quarl.policy.artifact import plain, provenance_from_json, provenance_to_json
@@ -59,8 +59,10 @@ TOLD = (
     "observation.low",
     "observation.high",
     "observation.numbers",
+    "action.numbers",
+    "control_period",
 )
-"""Keys, with dots between, whose type alone depends on the policy; names of numbers depend on the environment."""
+"""Keys, with dots between, whose type alone depends on the policy; names depend on the environment or a file."""
 ENVIRONMENT = {"id": "env_id", "kwargs": "env_kwargs", "wrappers": "wrappers", "max_episode_steps": "max_episode_steps"}
 SOURCE = ("algo", "statistics", "stochastic", "origin")
 """Fields of Provenance in the contract's `environment`, by the key there, and in its `source`."""
@@ -75,6 +77,7 @@ def contract(
     env: gymnasium.Env[Any, Any] | None = None,
     name: str = "policy",
     package: str | None = None,
+    names: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the content of contract.json; `footprint` and `verified` are empty.
 
@@ -86,6 +89,7 @@ def contract(
         env: Environment of the policy, which describes its observations; None if it is missing here.
         name: Prefix of symbols and files in C.
         package: Project around C.
+        names: Names and units of numbers, as `read_names` returns them.
     """
     # Keys are part of the format: `differences` compares them with those of files.
     head, of, products = policy.head, provenance_to_json(policy.provenance), macs(policy)
@@ -103,6 +107,7 @@ def contract(
         "io": int16x8.io(policy) if arithmetic == "int16x8" else "float",
         "source": {**source, **{key: of[key] for key in (*SOURCE, "metadata", "choices") if key in of}},
         "environment": {key: of[field] for key, field in ENVIRONMENT.items()},
+        "control_period": 1 / names["control_hz"] if names and "control_hz" in names else None,
         "observation": {
             "shape": list(policy.observation_shape),
             "dtype": policy.observation_dtype,
@@ -112,7 +117,7 @@ def contract(
             if policy.observation_dtype == "float32"
             else "bytes have none",
             "box": box(policy),
-            **observed(policy, env),
+            **observed(policy, env, names),
         },
         "action": {
             "kind": head.kind,
@@ -123,6 +128,7 @@ def contract(
             "zero_based": head.zero_based,
             "segments": list(head.segments),
             "num_outputs": policy.num_outputs if head.is_discrete else head.low.size,
+            "numbers": named(names or {}, "action"),
             "meaning": CODES if arithmetic == "int16x8" else meaning(head),
         },
         "layers": [
@@ -187,7 +193,7 @@ def inner(full: Mapping[str, Any]) -> str:
         "observation": {name: full["observation"][name] for name in ("shape", "dtype", "inputs")},
         "spec": full["spec"],
         "sha256": full["sha256"],
-        "action": {name: value for name, value in full["action"].items() if name != "meaning"},
+        "action": {name: value for name, value in full["action"].items() if name not in ("meaning", "numbers")},
         "bits": {layer["name"]: layer["bits"] for layer in full["layers"]},
         "box": full["observation"]["box"],
     }
@@ -243,8 +249,12 @@ def differences(policy: QuantizedPolicy, full: Mapping[str, Any]) -> Iterator[st
         source={"file": "", "sha256": ""},
         name=str(full.get("name")),
         package=full.get("package") if target == "c" and full.get("package") in PACKAGES else None,
+        names=None if full.get("control_period") is None else {"control_hz": 1.0},
     )
-    return _differ(json.loads(json.dumps(known, default=plain)), full, "")
+    found = list(_differ(json.loads(json.dumps(known, default=plain)), full, ""))
+    if not found:  # all keys are there, with values of their kinds
+        found = [f"{key}.numbers" for key, n in sizes(policy).items() if not are_as_many(full[key]["numbers"], n)]
+    yield from found
 
 
 def _differ(known: Any, full: Any, name: str) -> Iterator[str]:

@@ -1,17 +1,23 @@
-"""Description of the numbers of an observation: the place of each, its name if it has one, and its source."""
+"""Description of the numbers of an observation and of an action: places, names and units, from where they are known.
+
+Names come from the environment, or from a file of the user's.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 
 from quarl.envs.wrappers import FrameStack
-from quarl.errors import printable
+from quarl.errors import QuarlError, printable
+from quarl.inert.yaml import read_yaml
 from quarl.policy.graph import Policy
 
 ROW = re.compile(r"\s*\|\s*(\d+)\s*\|\s*([^|]+?)\s*\|")
@@ -25,11 +31,68 @@ Number = tuple[int, str, str]
 """(how many side by side, name or "", source)."""
 
 
-def observed(policy: Policy, env: gymnasium.Env[Any, Any] | None) -> dict[str, Any]:
+def sizes(policy: Policy) -> dict[str, int]:
+    """Return how many numbers an observation has, and how many an action or, for discrete ones, its scores."""
+    return {
+        "observation": math.prod(policy.observation_shape),
+        "action": policy.num_outputs if policy.head.is_discrete else policy.head.low.size,
+    }
+
+
+def read_names(path: Path, policy: Policy) -> dict[str, Any]:
+    """Return the names and units in a YAML or JSON file, with the keys observation, action and control_hz.
+
+    Args:
+        path: The file; none of the keys is required.
+        policy: The policy, whose numbers must be as many.
+
+    Raises:
+        QuarlError: The file has other keys, another number of names, or an entry that is no name.
+    """
+    names, wanted = read_yaml(path, merging=True), sizes(policy)
+    if unknown := sorted(names.keys() - {*wanted, "control_hz"}):
+        raise QuarlError(f"{path} has the key {unknown[0]!r}; it may have observation, action and control_hz")
+    hz = names.get("control_hz", 1.0)
+    if isinstance(hz, bool) or not isinstance(hz, int | float) or not 1e-6 <= hz <= 1e6:
+        raise QuarlError(f"{path}: control_hz must be a number from 1e-6 to 1e6, got {printable(str(hz))[:40]}")
+    for key, size in wanted.items():
+        entries = names.get(key, [{"name": "x"}] * size)
+        if not isinstance(entries, list) or len(entries) != size:
+            raise QuarlError(
+                f"{path} must have a list of {size} entries under {key}, one for each of the policy's numbers"
+            )
+        for place, each in enumerate(entries):
+            if not (isinstance(each, dict) and each.get("name") and each.keys() <= {"name", "unit"}) or not all(
+                isinstance(text, str) and text.isprintable() and len(text) <= 80 for text in each.values()
+            ):
+                raise QuarlError(
+                    f"{path}: {key}[{place}] is not a name with a unit, as in {{name: height, unit: m}}, of up to "
+                    "80 printable letters each"
+                )
+    return names
+
+
+def named(names: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """Return the contract's entries for the names in such a file, if there are any."""
+    return [
+        {"place": place, "name": each["name"], "unit": each.get("unit", "")}
+        for place, each in enumerate(names.get(key, ()))
+    ]
+
+
+def are_as_many(numbers: list[Any], size: int) -> bool:
+    """Return whether entries of a contract that come from a file of names are as many as the numbers."""
+    own = sum(isinstance(each, dict) and "unit" in each for each in numbers)
+    return own == 0 or own == len(numbers) == size
+
+
+def observed(
+    policy: Policy, env: gymnasium.Env[Any, Any] | None, names: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return `low`, `high` and `numbers` of the contract's observation.
 
     Bounds are a number if they are all equal, otherwise a list; a missing bound is null. An image has an entry for each
-    of its channels. Without an `env`, only the policy's own knowledge is used.
+    of its channels. Without an `env`, only the policy's own knowledge is used. Names from a file replace all others.
     """
     low = high = None
     if env is not None and isinstance(space := env.observation_space, gymnasium.spaces.Box):
@@ -40,7 +103,7 @@ def observed(policy: Policy, env: gymnasium.Env[Any, Any] | None) -> dict[str, A
     for count, name, maker in numbers or [(math.prod(shape[1:]), "", "")] * shape[0]:
         start, end = end, end + count
         entries.append({"place": start if count == 1 else [start, end - 1], "name": name, "made_by": maker})
-    return {"low": low, "high": high, "numbers": entries}
+    return {"low": low, "high": high, "numbers": named(names or {}, "observation") or entries}
 
 
 def bounds(array: Any) -> Any:

@@ -95,7 +95,7 @@ def readme(contract: Mapping[str, Any], file: str) -> str:
     observation, action, source = contract["observation"], contract["action"], contract["source"]
     kind = "c" if contract["target"] == "c" else file.rpartition(".")[2]
     shape = " x ".join(map(str, observation["shape"]))
-    last = [{"name": ""}, *(each for each in observation["numbers"] if each["made_by"] not in KINDS)][-1]
+    last = [{"name": ""}, *(each for each in observation["numbers"] if each.get("made_by", "") not in ("", *KINDS))][-1]
     made = f"; number {last['place']} is {last['name']} (made by {last['made_by']})" if last["name"] else ""
     where = contract["environment"]["id"] or "no environment"
     # One entry for each runtime that was compared with the golden vectors.
