@@ -36,7 +36,9 @@ def test_names_and_units_of_a_file_are_in_the_contract_and_its_page(tmp_path):
         {"place": 0, "name": "left", "unit": ""},
         {"place": 1, "name": "right", "unit": "N"},
     ]
-    readme(full, "policy.tflite")  # which names a number by its source, if it has one
+    page = readme(full, "policy.tflite")
+    assert "An action is due every 0.0025 s." in page
+    assert "| observation 2 | angle \\| tilt | rad |\n" in page
     assert "right" not in contract.inner(full)  # files are the same with and without names
     (tmp_path / "names.json").write_text(json.dumps(names))
     assert numbers.read_names(tmp_path / "names.json", cartpole()) == names

@@ -122,10 +122,11 @@ def readme(contract: Mapping[str, Any], file: str) -> str:
             f"operators.Add{each.title().replace('_', '').replace('Padv2', 'PadV2')}();" for each in operators
         )
         loop = MICRO.format(ram=contract["footprint"]["ram"], count=len(operators), adds=adds)
+    due = f" An action is due every {contract['control_period']:g} s." if contract["control_period"] else ""
     return f"""# {source["algo"] or "A policy"} on {where}, {contract["precision"]} {contract["mode"]}
 
 `{file}` takes {takes[0]}, {observation["layout"]}{made}. {takes[1]}.
-Its numbers are named in `contract.json`. NaN: {observation["nan"]}.{box}
+Its numbers are named in `contract.json`. NaN: {observation["nan"]}.{due}{box}{_names(contract)}
 
 {"; ".join(filter(None, (gives, outside(contract["environment"]["wrappers"]))))}.
 
@@ -136,3 +137,14 @@ Its numbers are named in `contract.json`. NaN: {observation["nan"]}.{box}
 Held to `golden.npz` here: {held or "no runtime"}.
 `quarl verify .` repeats that, checks the sha256 of every file and plays the policy.
 """
+
+
+def _names(contract: Mapping[str, Any]) -> str:
+    """Return a table of the names and units that came from a file; blank without one."""
+    rows = [
+        "| {} {} | {} | {} |".format(key, each["place"], *(each[k].replace("|", "\\|") for k in ("name", "unit")))
+        for key in ("observation", "action")
+        for each in contract[key]["numbers"]
+        if "unit" in each
+    ]
+    return "\n".join(["", "", "| number | name | unit |", "|---|---|---|", *rows]) if rows else ""
