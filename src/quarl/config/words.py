@@ -98,7 +98,7 @@ def completion(shell: str = "") -> str:
     with NUMBERS, contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         tyro.cli(_one_of(), prog="quarl", args=["--tyro-print-completion", shell])
     # a line break in tyro's description of an option would become more words to choose from
-    script = re.sub(r"(?<=[\w,;:.)])\\n(?=[\w(`-])", " ", printed.getvalue())
+    script = re.sub(r"(?<=[\w,;:.)\]}`])\\n(?=[\w({`-])", " ", printed.getvalue())
     # otherwise bash offers no files for MODEL
     files = "complete -o bashdefault -o default -F _tyro_quarl quarl\n" if shell == "bash" else ""
     return script + files
