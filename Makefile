@@ -14,7 +14,7 @@ STUDIES := atari ptq low-bits spread d4pg qat-bits qat-bits-falling qat-bits-lon
 	$(addprefix actorq-,staleness final-return throughput wide breakdown time-to-reward free-ratio) $(addprefix weight-decay-,0 1e-4 1e-3 1e-2)
 SCRIPTS := latency actor-loop eval-speed fidelity parity qat-correctness qat-cost study-speed install-size verdicts gpu-actorq \
 	cluster-simulation go1 off-path
-BENCHES := $(addprefix bench-,$(STUDIES) auto boards cluster distill-pong kinds paper-ptq $(SCRIPTS))
+BENCHES := $(addprefix bench-,$(STUDIES) auto boards cluster distill-pong kinds paper-ptq robust $(SCRIPTS))
 # Trained agents in the zoo's layout, and other policies as files; jobs and minutes of a call.
 AGENTS ?= ../shared/agents
 WILD ?= ../shared/agents-wild
@@ -98,6 +98,17 @@ bench-auto: $(VENV)/.dev
 # one agent of each kind that QuaRL reads and does not train, as RL Zoo trains it; MODULE:ID is a task of benchmarks/kinds.py
 KINDS := maskableppo/kinds:MaskedCliff-v0 ppo/kinds:Identity-v0 qrdqn/CartPole-v1 ars/CartPole-v1 trpo/CartPole-v1 \
 	crossq/Pendulum-v1 tqc/Pendulum-v1 sac/FetchReach-v4
+# levels of disturbances, fixed before any was run
+NOISE_DELAY := --levels noise:0.1,0.3,0.6,1 delay:1,2,4
+bench-robust: $(VENV)/.dev
+	$(BIN)/quarl robust $(AGENTS)/sb3/dqn/Acrobot-v1_1 $(NOISE_DELAY) LINK_MASS_2:0.5,2 --jobs $(JOBS) -o runs/robust-acrobot
+	$(BIN)/quarl robust $(AGENTS)/sb3/ppo/LunarLander-v2_1 $(NOISE_DELAY) gravity:0.8,1.1 --jobs $(JOBS) -o runs/robust-lunarlander
+	$(BIN)/quarl robust $(AGENTS)/sb3/a2c/Hopper-v3_1 $(NOISE_DELAY) push:0.5,1,2 mass:0.8,1.2 friction:0.5,2 damping:0.5,2 \
+		gravity:0.9,1.1 control-hz:62.5,83.3,250 --jobs $(JOBS) -o runs/robust-hopper
+	for run in acrobot lunarlander hopper; do \
+		$(BIN)/python benchmarks/results.py runs/robust-$$run --command 'make bench-robust'; \
+	done
+
 bench-kinds: export PYTHONPATH = benchmarks
 bench-kinds: $(VENV)/.dev
 	$(BIN)/pip install -q -c constraints.txt -e '.[robotics]'
