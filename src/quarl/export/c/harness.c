@@ -15,7 +15,7 @@ static union {
 #define PAINT 0x5aa55aa5u
 #define CLOCK ((volatile uint32_t *)0xe000e010)
 #define OPEN(name, mode) ask(1, (uint32_t)name, (const void *)(*mode == 'r' ? 1 : 5), sizeof name - 1)
-#define GET(file, data) (ask(6, file, data, sizeof data) == 0)
+#define GET(file, data) get(file, (unsigned char *)data, sizeof data)
 #define PUT(file, data) ask(5, file, data, sizeof data)
 #define NOW CLOCK[2]
 typedef uint32_t file;
@@ -27,6 +27,17 @@ static uint32_t ask(uint32_t what, uint32_t first, const void *second, uint32_t 
     register uint32_t *r1 __asm__("r1") = words;
     __asm__ volatile("bkpt 0xab" : "+r"(r0) : "r"(r1) : "memory");
     return r0;
+}
+
+/* Reads size bytes, as few at a time as the pipe has; returns 0 at its end. */
+static int get(file in, unsigned char *to, uint32_t size) {
+    uint32_t left = size, before;
+    while (left) {
+        before = left;
+        left = ask(6, in, to + size - left, left);
+        if (left == before) return 0;
+    }
+    return 1;
 }
 #else
 #include <stdio.h>
