@@ -127,7 +127,7 @@ def contract(
             "start": head.start,
             "zero_based": head.zero_based,
             "segments": list(head.segments),
-            "num_outputs": policy.num_outputs if head.is_discrete else head.low.size,
+            "num_outputs": sizes(policy)["action"],
             "numbers": named(names or {}, "action"),
             "meaning": CODES if arithmetic == "int16x8" else meaning(head),
         },

@@ -169,8 +169,7 @@ def requantize_twice(accumulator: Array, multiplier: Array, zero_point: int, qmi
         qmin: Smallest code.
         qmax: Largest code.
     """
-    fraction, exponent = np.frexp(multiplier.astype(np.float64))
-    fixed = np.where(exponent < -31, 0, np.floor(fraction * 2.0**31 + 0.5)).astype(np.int64)
+    fixed, exponent = _fixed_point(multiplier.astype(np.float64))
     product = (accumulator.astype(np.int64) << np.maximum(exponent, 0)) * fixed
     nudged = product + np.where(product >= 0, 1 << 30, 1 - (1 << 30))
     high = np.sign(nudged) * (np.abs(nudged) >> 31)
@@ -179,6 +178,12 @@ def requantize_twice(accumulator: Array, multiplier: Array, zero_point: int, qmi
     rounded_up = (high & mask) > (mask >> 1) + (high < 0)
     codes: Array = (high >> shift) + rounded_up + zero_point
     return codes.clip(qmin, qmax).astype(np.float32)
+
+
+def _fixed_point(multiplier: Array) -> tuple[Array, Array]:
+    """Return float64 multipliers as 31-bit fractions, int64, and powers of two, as TensorFlow Lite does."""
+    fraction, exponent = np.frexp(multiplier)
+    return np.where(exponent < -31, 0, np.floor(fraction * 2.0**31 + 0.5)).astype(np.int64), exponent
 
 
 def requantize_narrow(accumulator: Array, multiplier: Array) -> Array:
@@ -190,8 +195,7 @@ def requantize_narrow(accumulator: Array, multiplier: Array) -> Array:
         accumulator: Integer sums of products, below 2**47.
         multiplier: float64 value of input_scale * weight_scale / output_scale, below 2**7.
     """
-    fraction, exponent = np.frexp(multiplier)
-    fixed = np.where(exponent < -31, 0, np.floor(fraction * 2.0**31 + 0.5)).astype(np.int64)
+    fixed, exponent = _fixed_point(multiplier)
     shift = 15 - np.maximum(exponent, -31).astype(np.int64)
     product = accumulator.astype(np.int64) * np.minimum((fixed + 2**15) >> 16, 2**15 - 1)
     return np.asarray(((product + (1 << (shift - 1))) >> shift).clip(-(2**15), 2**15 - 1))
