@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from quarl.policy import artifact
 from quarl.policy.graph import ActionHead, Policy, Provenance, shapes
 from quarl.policy.inputs import Input
 from quarl.policy.operators import (
@@ -194,6 +195,13 @@ def observations(policy: Policy, count: int, seed: int = 1) -> np.ndarray:
     if policy.observation_dtype == "uint8":
         return rng.integers(0, 256, size=(count, *policy.observation_shape)).astype(np.uint8)
     return rng.normal(size=(count, *policy.observation_shape)).astype(np.float32)
+
+
+def saved() -> np.ndarray:
+    """Return 400 observations of a policy that names no environment, which becomes policy.quarl in this folder."""
+    policy = dense([6, 32, 3], head="tanh")
+    artifact.write(policy, "policy.quarl")
+    return observations(policy, 400)
 
 
 EVERY = {

@@ -32,12 +32,9 @@ def few(monkeypatch):
 
 
 @pytest.fixture
-def x(tmp_path, monkeypatch):
+def x(elsewhere):
     """400 observations of a policy that names no environment, and 50 rows far from them; the folder has all three."""
-    monkeypatch.chdir(tmp_path)
-    policy = networks.dense([6, 32, 3], head="tanh")
-    artifact.write(policy, "policy.quarl")
-    x = networks.observations(policy, 400)
+    x = networks.saved()
     np.save("x.npy", x)
     np.save("far.npy", 20 * x[:50])
     return x

@@ -18,12 +18,9 @@ GIVEN = ["--observations", "x.csv", "--json", "rows"]
 
 
 @pytest.fixture
-def x(tmp_path, monkeypatch):
+def x(elsewhere):
     """400 observations of a policy that names no environment; the working folder has both."""
-    monkeypatch.chdir(tmp_path)
-    policy = networks.dense([6, 32, 3], head="tanh")
-    artifact.write(policy, "policy.quarl")
-    x = networks.observations(policy, 400)
+    x = networks.saved()
     np.savetxt("x.csv", x, fmt="%.9g", delimiter=",", header=",".join("abcdef"), comments="")
     return x
 
