@@ -100,12 +100,16 @@ KINDS := maskableppo/kinds:MaskedCliff-v0 ppo/kinds:Identity-v0 qrdqn/CartPole-v
 	crossq/Pendulum-v1 tqc/Pendulum-v1 sac/FetchReach-v4
 # levels of disturbances, fixed before any was run
 NOISE_DELAY := --levels noise:0.1,0.3,0.6,1 delay:1,2,4
-DYNAMICS := push:0.5,1,2 mass:0.8,1.2 friction:0.5,2 damping:0.5,2 gravity:0.9,1.1 control-hz:62.5,83.3,250
+DYNAMICS := push:0.5,1,2 mass:0.8,1.2 friction:0.5,2 damping:0.5,2 gravity:0.9,1.1
+bench-robust: export PYTHONPATH = examples/go1
 bench-robust: $(VENV)/.dev
 	$(BIN)/quarl robust $(AGENTS)/sb3/dqn/Acrobot-v1_1 $(NOISE_DELAY) LINK_MASS_2:0.5,2 --jobs $(JOBS) -o runs/robust-acrobot
 	$(BIN)/quarl robust $(AGENTS)/sb3/ppo/LunarLander-v2_1 $(NOISE_DELAY) gravity:0.8,1.1 --jobs $(JOBS) -o runs/robust-lunarlander
-	$(BIN)/quarl robust $(AGENTS)/sb3/a2c/Hopper-v3_1 $(NOISE_DELAY) $(DYNAMICS) --jobs $(JOBS) -o runs/robust-hopper
-	for run in acrobot lunarlander hopper; do \
+	$(BIN)/quarl robust $(AGENTS)/sb3/a2c/Hopper-v3_1 $(NOISE_DELAY) $(DYNAMICS) control-hz:62.5,83.3,250 --jobs $(JOBS) -o runs/robust-hopper
+	$(BIN)/quarl robust $(AGENTS)/sb3/a2c/HalfCheetahBulletEnv-v0_1 $(NOISE_DELAY) --jobs $(JOBS) -o runs/robust-halfcheetahbullet
+	$(BIN)/quarl robust $(AGENTS)/sb3/ppo/HalfCheetah-v3_1 $(NOISE_DELAY) $(DYNAMICS) control-hz:10,14.3,33.3 --jobs $(JOBS) -o runs/robust-halfcheetah
+	$(BIN)/quarl robust $(WILD)/onnx/playground-go1.onnx --env go1_joystick:Go1Joystick-v0 $(NOISE_DELAY) $(DYNAMICS) control-hz:31.25,41.7,83.3 --jobs $(JOBS) -o runs/robust-go1
+	for run in acrobot lunarlander hopper halfcheetahbullet halfcheetah go1; do \
 		$(BIN)/python benchmarks/results.py runs/robust-$$run --command 'make bench-robust'; \
 	done
 

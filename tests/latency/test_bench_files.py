@@ -22,9 +22,9 @@ ROW = network_latency.LatencyRow(
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory):
-    """A folder with a policy of 300 x 300 weights as policy.quarl, exact.tflite and, exported, onnx/policy.onnx."""
+    """A folder with a policy of 900 x 900 weights as policy.quarl, exact.tflite and, exported, onnx/policy.onnx."""
     folder = tmp_path_factory.mktemp("wide")
-    policy = dense([4, 300, 300, 2])
+    policy = dense([4, 900, 900, 2])
     artifact.write(policy, folder / "policy.quarl")
     agent = quarl.Agent(policy)
     agent.save(folder / "exact.tflite")
@@ -80,7 +80,7 @@ def test_a_model_and_a_file_are_timed_in_the_runtimes_that_they_are_for(wide, tm
     ]
     assert rows[-1]["bytes"] == (wide / "onnx" / "policy.onnx").stat().st_size
     exact, _, codes = (row["bytes_added"] for row in rows[:3])
-    assert exact > max(4 * 300 * 300, codes)  # which has a byte a weight
+    assert exact > max(2 * 900 * 900, codes)  # Linux counts pages to some 64 a thread; int8 has a byte a weight
     assert "fp32 on litert" in capsys.readouterr().out
 
 
