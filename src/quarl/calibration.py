@@ -21,6 +21,7 @@ from quarl.policy.grids import RANGES, fixed_grid, grid_rules, least_scales, pix
 from quarl.policy.layers import LayerWeights
 from quarl.policy.operators import (
     OBSERVATION,
+    Activation,
     Conv2d,
     Dense,
     Linear,
@@ -190,13 +191,20 @@ class _Pass:
         ops: list[Op] = []
         for op in self.policy.ops:
             if isinstance(op, Linear):
-                done, value = self._linear(op)
-                ops.append(done)
+                layer, value = self._linear(op)
+                ops.append(layer)
             else:
-                ops.append(op)
-                value = apply(op, [self.values[name] for name in op.inputs])
+                ops.append(self._exact(op))
+                value = apply(ops[-1], [self.values[name] for name in op.inputs])
             self.values[op.name] = self._on_grid(op, value)
         return QuantizedPolicy.of(self.policy, ops, self.spec, self.grids, self._box() if self.static else None)
+
+    def _exact(self, op: Op) -> Op:
+        """Return the operator, with the tanh of a wide state as a ratio, whose bits every engine computes."""
+        grid = self.grids.get(op.inputs[0])
+        if isinstance(op, Activation) and op.kind == "tanh" and grid is not None and grid.bits > 8:
+            return replace(op, kind="tanh_ratio")
+        return op
 
     def _box(self) -> tuple[Array, Array] | None:
         """Return the ends of the calibration observations; None for images, whose bytes have ends of their own."""
@@ -237,7 +245,9 @@ class _Pass:
         rule = self.rules.get(op.name)
         if rule is None or rule.kind in ("observation", "pixels", "input"):
             return value
-        if rule.kind == "same":
+        if rule.kind == "rounded":
+            self.grids[op.name] = ActivationGrid(scale=rule.step, zero_point=0, bits=rule.bits)
+        elif rule.kind == "same":
             self.grids[op.name] = self.grids[rule.source]
         elif rule.kind == "fixed":
             bits, symmetric = self.spec.activation_bits or 8, self.spec.symmetric_activations

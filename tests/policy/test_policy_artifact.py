@@ -140,7 +140,7 @@ def resealed(data: bytes, change) -> bytes:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(version=5), "format version 5 is newer than version 4"),
+        (lambda m: m.update(version=6), "format version 6 is newer than version 5"),
         (lambda m: m["ops"][0].update(type="Exec"), "'Exec' is not one of"),
         (lambda m: m["ops"][0]["codes"].update(shape=[8, -4]), "not a size"),
         (lambda m: m["ops"][0]["codes"].update(shape=[10**6, 10**6]), "do not fit"),

@@ -113,6 +113,8 @@ LOWERINGS: Mapping[type[Op], Callable[..., Array]] = {
     operators.Slice: lambda op, x: x[:, op.start : op.start + math.prod(op.part)].reshape(len(x), *op.part),
     operators.Concat: lambda op, *inputs: np.concatenate(inputs, axis=-1),
     operators.Add: lambda op, x, y: x + y,
+    operators.Mul: lambda op, x, y: x * y,
+    operators.Rounded: lambda op, x: x,
 }
 """Float32 function of each operator's inputs."""
 

@@ -26,6 +26,7 @@ from quarl.policy.operators import (
     Op,
     Pool2d,
     QuantizedTensor,
+    Rounded,
     as_float32,
 )
 from quarl.quant.affine import (
@@ -75,6 +76,8 @@ class Reference:
             grid = self.policy.grids[op.inputs[0]]
             integers = self.quantized(inputs[0], grid) - np.float32(grid.zero_point)
             return np.asarray(apply(op, [integers]) * np.float32(grid.scale))
+        if isinstance(op, Rounded) and op.name in self.policy.grids:
+            return on_grid(inputs[0], self.policy.grids[op.name])
         if isinstance(op, Activation) and op.inputs[0] in self.policy.grids and op.name in self.policy.grids:
             return self.bent(op, inputs[0], self.policy.grids[op.name])
         return apply(op, inputs)

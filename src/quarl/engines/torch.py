@@ -109,7 +109,8 @@ def _on_grid(policy: QuantizedPolicy, op: Op, function: Function) -> Function:
 def grid_behind(policy: QuantizedPolicy, op: Op) -> ActivationGrid | None:
     """Return the grid on which integer engines hold the operator's value in static mode."""
     inner = isinstance(op, Linear) and op.name not in final_linear(policy)
-    if inner or (isinstance(op, operators.Activation) and op.inputs[0] in policy.grids):
+    function = isinstance(op, operators.Activation) and op.inputs[0] in policy.grids
+    if inner or function or isinstance(op, operators.Rounded):
         return policy.grids.get(op.name)
     return None
 
@@ -161,5 +162,7 @@ LOWERINGS: Mapping[type[Op], Callable[[Any], Function]] = {
     operators.Slice: lambda op: lambda x: x[:, op.start :][:, : math.prod(op.part)].reshape(-1, *op.part),
     operators.Concat: lambda op: lambda *inputs: torch.cat(inputs, dim=-1),
     operators.Add: lambda op: torch.add,
+    operators.Mul: lambda op: torch.mul,
+    operators.Rounded: lambda op: lambda x: x,
 }
 """Function of each operator's inputs, with the real values of weights."""

@@ -113,6 +113,10 @@ class _Slots:
         self.setting, policy = setting, setting.policy
         self.pending: Iterator[int] = iter(episodes)
         self.observations = np.zeros((setting.batch, *policy.observation_shape), policy.observation_dtype)
+        # with a memory, a row is what the environment returned, then the state
+        self._seen, self._states = (self.observations, np.zeros((setting.batch, 0)))
+        if policy.state.size:
+            self._seen, self._states = np.split(self.observations, policy.seen, axis=1)
         self._numbers = self.observations.reshape(-1) if self.observations.dtype.kind == "f" else None
         self._all: list[_Slot] = []
         self.live: list[_Slot] = []
@@ -155,6 +159,7 @@ class _Slots:
         slot.seed = episode_seed(setting.stream, setting.seed, index)
         try:
             self._take(slot.row, slot.env.reset(seed=slot.seed)[0])
+            self._states[slot.row] = setting.policy.state
         except RAISED as error:
             raise broken(slot.env, error) from error
         if self._generators is not None:
@@ -162,8 +167,8 @@ class _Slots:
         return True
 
     def _take(self, row: int, observation: Any, *, last: bool = False) -> None:
-        check_observation(observation, self.setting.policy.observation_shape, self.observations.dtype, last=last)
-        self.observations[row] = observation
+        check_observation(observation, self.setting.policy.seen, self.observations.dtype, last=last)
+        self._seen[row] = observation
 
     def keep(self) -> None:
         """Record the observations on which the policy is about to act, which have to be finite."""
@@ -176,7 +181,9 @@ class _Slots:
 
     def step(self, outputs: Array) -> list[tuple[_Slot, bool, bool | None]]:
         """Step each environment by the network's outputs; return slots that ended, with `terminated` and `success`."""
-        live, observations, masked = self.live, self.observations, self._masked
+        live, observations, masked = self.live, self._seen, self._masked
+        if self._states.size:
+            self._states[:] = outputs[:, self._head.width :]
         for slot in live if masked else ():
             if slot.masks is not None:
                 outputs[slot.row] = allowed_in(slot.env, slot.masks, outputs[slot.row])
@@ -215,7 +222,7 @@ class _Slots:
             length=self._tick - slot.start,
             terminated=terminated,
             success=success,
-            last_observation=self.observations[slot.row].copy(),
+            last_observation=self._seen[slot.row].copy(),
             observations=np.stack(slot.trace) if self.setting.record else None,
         )
 

@@ -66,8 +66,8 @@ def check_spaces(policy: Policy, env: gymnasium.Env[Any, Any]) -> None:
     if policy.inputs:
         _check_inputs(policy, env)
     elif not _observations_fit(policy, env.observation_space):
-        ours = f"{policy.observation_dtype} {policy.observation_shape}"
-        stack = _frames(policy.observation_shape, env)
+        ours = f"{policy.observation_dtype} {policy.seen}"
+        stack = _frames(policy.seen, env)
         way = f"they are {stack} frames of it: --frame-stack {stack} (frame_stack={stack} in Python)" if stack else WAYS
         raise _mismatch("observations", ours, name, env.observation_space, way)
     if not _actions_fit(policy, env.action_space):
@@ -112,7 +112,7 @@ def head_in(head: ActionHead, space: spaces.Space[Any]) -> ActionHead:
 
 
 def _observations_fit(policy: Policy, space: spaces.Space[Any]) -> bool:
-    if not isinstance(space, spaces.Box) or space.shape != policy.observation_shape:
+    if not isinstance(space, spaces.Box) or space.shape != policy.seen:
         return False
     box = from_live(space, "observation space")
     return isinstance(box, Box) and box.observation_dtype == policy.observation_dtype

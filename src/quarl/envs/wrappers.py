@@ -139,7 +139,7 @@ def shown_to(policy: Policy, env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any,
 
     They are one row of its inputs, or images in its order of axes.
     """
-    return Rows(env, policy.inputs) if policy.inputs else channels_as(env, policy.observation_shape)
+    return Rows(env, policy.inputs) if policy.inputs else channels_as(env, policy.seen)
 
 
 class Rows(gymnasium.ObservationWrapper[Any, Any, Any]):

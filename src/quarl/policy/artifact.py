@@ -33,15 +33,17 @@ from quarl.quant.spec import QuantSpec
 
 HEAD_ARRAYS = ("low", "high", "log_std")
 BOX = ("box/low", "box/high")
-HEAD_SETTINGS = ("segments", "zero_based")
+STATE = "state"
+HEAD_SETTINGS = ("segments", "zero_based", "width")
 """Settings that are written only for a head that has them."""
 CHOICES = ("head", "output_name", "fix", "activation")
 """Keys of Provenance.choices."""
 FORMAT = "quarl-policy"
-VERSION = 4
+VERSION = 5
 """Version of a file that older readers would misread.
 
-It is 3 for heads that divide the scores or pass on numbers from 0, 2 for grids without a level at 0, otherwise 1.
+It is 4 for L2 norms, 3 for heads that divide the scores or pass on numbers from 0, 2 for grids without a level at 0,
+otherwise 1.
 """
 SMALL = 2**20
 """Bytes of tensors below which starting threads takes longer than hashing."""
@@ -64,6 +66,8 @@ def _contents(policy: Policy) -> tuple[dict[str, Array], dict[str, str]]:
     for field in HEAD_ARRAYS:
         if (array := getattr(policy.head, field)) is not None and array.size:
             tensors[f"head/{field}"] = np.asarray(array, np.float32)
+    if policy.state.size:
+        tensors[STATE] = policy.state
     manifest: dict[str, Any] = {
         "format": FORMAT,
         "version": _version(policy),
@@ -91,8 +95,10 @@ def _contents(policy: Policy) -> tuple[dict[str, Array], dict[str, str]]:
 
 def _version(policy: Policy) -> int:
     """Return the oldest version that reads the policy correctly."""
-    if any(isinstance(op, L2Norm) for op in policy.ops):
+    if policy.state.size:
         return VERSION
+    if any(isinstance(op, L2Norm) for op in policy.ops):
+        return 4
     if any(getattr(policy.head, name) for name in HEAD_SETTINGS):
         return 3
     return 2 if any(getattr(op.weight, "mid_rise", False) for op in policy.linear) else 1
@@ -155,6 +161,7 @@ def _policy(manifest: dict[str, Any], tensors: Mapping[str, Array]) -> Policy:
         start=_size(manifest["head"]["start"], -(2**31)),
         zero_based=manifest["head"].get("zero_based", False) is True,
         segments=tuple(_size(n) for n in manifest["head"].get("segments", ())),
+        width=_size(manifest["head"].get("width", 0), 0),
         **{field: _reals(f"head/{field}", tensors) for field in HEAD_ARRAYS if f"head/{field}" in tensors},
     )
     inputs = manifest["observation"].get("inputs", ())
@@ -164,6 +171,7 @@ def _policy(manifest: dict[str, Any], tensors: Mapping[str, Array]) -> Policy:
         "observation_dtype": _one_of(manifest["observation"]["dtype"], ("float32", "uint8")),
         "ops": tuple(_op_from_json(entry, tensors) for entry in manifest["ops"]),
         "head": head,
+        "state": _reals(STATE, tensors).reshape(-1) if STATE in tensors else np.zeros(0, np.float32),
         "provenance": provenance_from_json(manifest["provenance"]),
     }
     if "spec" not in manifest:

@@ -17,7 +17,7 @@ from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError, printable, short
 from quarl.inert.reading_budget import MAX_NUMBERS, MAX_OPERATORS, MAX_PRODUCTS
 from quarl.policy.inputs import Input
-from quarl.policy.operators import OBSERVATION, OPERATORS, Linear, Op, QuantizedTensor, Shape
+from quarl.policy.operators import OBSERVATION, OPERATORS, Concat, Linear, Op, QuantizedTensor, Rounded, Shape
 from quarl.quant.affine import TINY, QParams
 from quarl.quant.spec import QuantSpec, integer_range
 
@@ -54,6 +54,8 @@ class ActionHead:
     log_std: Array | None = None
     """Log standard deviation of state-independent Gaussian exploration, float32 [A], for stochastic evaluation of clip
     heads."""
+    width: int = 0
+    """Numbers of the output that the head reads, the first ones, if the state follows them; 0 means all."""
 
     @property
     def is_discrete(self) -> bool:
@@ -92,6 +94,7 @@ class ActionHead:
             int64 [B], or [B, segments]; float32 [B, *shape of the bounds], including bits, as Stable-Baselines3 passes
                 them on; a wider type if the bounds have one.
         """
+        output = output[:, : self.width or None]
         if self.is_discrete:
             if generators is not None:  # the difference of two Gumbel numbers is logistic
                 draws = [g.logistic if self.kind == "binary" else g.gumbel for g in generators]
@@ -182,14 +185,21 @@ class Provenance:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True, repr=False)
 class Policy:
-    """A network from one raw observation to one action, in float32."""
+    """A network from one raw observation to one action, in float32.
+
+    With a memory, the row that it reads is the observation followed by the state, and the row of its output is what the
+    head reads followed by the next state. So every row stands for itself, and whoever plays carries the state.
+    """
 
     observation_shape: Shape
+    """Shape of what the first operators read: the observation, followed by the state."""
     observation_dtype: Literal["float32", "uint8"] = "float32"
     inputs: tuple[Input, ...] = ()
     """Parts of the observation's row; empty if the environment returns the array itself."""
     ops: tuple[Op, ...]
     head: ActionHead
+    state: Array = field(default_factory=lambda: np.zeros(0, np.float32))
+    """State at the start of an episode, float32 [S]; empty without a memory."""
     provenance: Provenance = Provenance()
 
     def __post_init__(self) -> None:
@@ -203,9 +213,14 @@ class Policy:
         return self.ops[-1].name
 
     @property
+    def seen(self) -> Shape:
+        """Return the shape of what an environment returns: the observation without the state."""
+        return (self.observation_shape[0] - self.state.size,) if self.state.size else self.observation_shape
+
+    @property
     def num_outputs(self) -> int:
-        """Return the number of outputs for one observation."""
-        return int(shapes(self)[self.output][0])
+        """Return the number of outputs for one observation, without the state."""
+        return int(shapes(self)[self.output][0]) - self.state.size
 
     @property
     def linear(self) -> tuple[Linear, ...]:
@@ -320,7 +335,7 @@ def in_words(policy: Policy) -> str:
     parts = (
         f"{source.algo} {source.env_id}".strip(),
         policy.spec.in_words if is_quantized(policy) else "fp32",
-        f"{'x'.join(map(str, policy.observation_shape))}-{widths}",
+        f"{'x'.join(map(str, policy.seen))}-{widths}",
         f"{policy.num_weights:,} weights",
     )
     return printable(", ".join(filter(None, parts)))
@@ -371,13 +386,13 @@ def ungridded(policy: QuantizedPolicy) -> str | None:
 
 
 def final_linear(policy: Policy) -> frozenset[str]:
-    """Return the names of the linear operators whose value reaches the output without passing another.
+    """Return the names of the linear operators whose value reaches the output without passing another, or a state.
 
     Their outputs are never quantized.
     """
     feeds_linear: set[str] = set()
     for op in reversed(policy.ops):
-        if isinstance(op, Linear) or op.name in feeds_linear:
+        if isinstance(op, Linear | Rounded) or op.name in feeds_linear:
             feeds_linear.update(op.inputs)
     return frozenset(op.name for op in policy.linear if op.name not in feeds_linear)
 
@@ -399,10 +414,10 @@ def edge_weights(policy: Policy) -> int:
 
 
 def behind_linear(policy: Policy) -> frozenset[str]:
-    """Return the names of the values that depend on a linear operator."""
+    """Return the names of the values that depend on a linear operator, of this step or an earlier one."""
     behind: set[str] = set()
     for op in policy.ops:
-        if isinstance(op, Linear) or behind.intersection(op.inputs):
+        if isinstance(op, Linear | Rounded) or behind.intersection(op.inputs):
             behind.add(op.name)
     return frozenset(behind)
 
@@ -431,10 +446,15 @@ def check(policy: Policy) -> None:
         op.check()
     _check_inputs(policy)
     out = shapes_of[policy.output]
-    head = policy.head
+    head, state = policy.head, policy.state.size
     expected = (sum(head.segments),) if head.segments else out if head.is_discrete else (head.low.size,)
     expected = tuple(n * 2 for n in expected) if head.kind == "gaussian" else expected
-    if len(out) != 1 or expected != out:
+    joined = (
+        isinstance(policy.ops[-1], Concat) and 0 < head.width == out[0] - state and state < shapes_of[OBSERVATION][0]
+    )
+    if state and (len(out) + len(policy.observation_shape) != 2 or not joined or not np.isfinite(policy.state).all()):
+        raise QuarlError(f"the state of {state} numbers does not follow the observation and the output")
+    if len(out) != 1 or expected != (out[0] - state,) or (head.width and not state):
         raise QuarlError(f"the network's output is {out}, but the action head expects {expected}")
     _check_head(head)
 
@@ -442,7 +462,7 @@ def check(policy: Policy) -> None:
 def _check_inputs(policy: Policy) -> None:
     """Refuse inputs that do not match the observation's row."""
     keys, size = [each.key for each in policy.inputs], sum(each.size for each in policy.inputs)
-    if keys and (policy.observation_shape, policy.observation_dtype) != ((size,), "float32"):
+    if keys and (policy.seen, policy.observation_dtype) != ((size,), "float32"):
         raise QuarlError(f"the inputs are {size} numbers, the observation is {policy.observation_shape}")
     if len(set(keys)) < len(keys) or (len(keys) > 1 and "" in keys):
         raise QuarlError(f"the inputs {', '.join(map(repr, keys))} do not have distinct names")

@@ -14,7 +14,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy, behind_linear, final_linear, readers
-from quarl.policy.operators import OBSERVATION, Activation, Dense, Flatten, Linear, Op, Pool2d, Scale
+from quarl.policy.operators import OBSERVATION, Activation, Concat, Dense, Flatten, Linear, Op, Pool2d, Rounded, Scale
 from quarl.quant.affine import TINY
 from quarl.quant.spec import integer_range
 
@@ -23,7 +23,7 @@ EXACT = 2**24
 WIDEST = 16
 KEPT_LEVELS = 256
 """Levels on either side of 0 that a wide grid needs to be better than 8 bits."""
-RANGES = {"tanh": (-1.0, 0.0), "sigmoid": (0.0, -1.0)}
+RANGES = {"tanh": (-1.0, 0.0), "tanh_ratio": (-1.0, 0.0), "sigmoid": (0.0, -1.0)}
 """(low end, zero point in half ranges) of functions with a known range."""
 
 
@@ -37,13 +37,15 @@ class GridRule:
     layer: the output of a layer, shaped by the `function` that alone reads it, if any.
     function: the result of an activation function of integers.
     fixed: the same, for a `function` with a known range.
+    rounded: a value that `Rounded` puts on a grid of `bits` with the step `step`.
     same: the grid of the value `source`, which has one of its own.
     """
 
-    kind: Literal["observation", "pixels", "input", "layer", "function", "fixed", "same"]
+    kind: Literal["observation", "pixels", "input", "layer", "function", "fixed", "rounded", "same"]
     source: str = ""
     function: str = ""
     step: float = 0.0
+    bits: int = 8
 
 
 def grid_rules(policy: Policy, skips: Callable[[str], bool] = lambda name: False) -> dict[str, GridRule]:
@@ -59,15 +61,24 @@ def grid_rules(policy: Policy, skips: Callable[[str], bool] = lambda name: False
             if source not in rules:
                 rules[source] = _input_rule(policy, source, made_by_layers=source in behind)
             if op.name not in final:
-                # if others read it as well, like a residual connection, it keeps values that the function would drop
-                reader, *others = readers_of[op.name]
-                function = reader.kind if isinstance(reader, Activation) and not others else ""
-                rules[op.name] = GridRule("layer", function=function)
+                rules[op.name] = GridRule("layer", function=_only_function(readers_of[op.name]))
+        elif isinstance(op, Rounded):
+            function = "" if op.step else _only_function(readers_of[op.name])
+            rules[op.name] = GridRule("rounded" if op.step else "layer", function=function, step=op.step, bits=op.bits)
         elif source in rules and _keeps_grid(op):
             rules[op.name] = GridRule("same", source=rules[source].source or source)
         elif source in rules and isinstance(op, Activation):
             rules[op.name] = GridRule("fixed" if op.kind in RANGES else "function", function=op.kind)
     return rules
+
+
+def _only_function(reading: list[Op]) -> str:
+    """Return the function that alone reads a value.
+
+    If others read it as well, like a residual connection, it keeps numbers that the function would drop.
+    """
+    reader, *others = reading
+    return reader.kind if isinstance(reader, Activation) and not others else ""
 
 
 def _keeps_grid(op: Op) -> bool:
@@ -77,12 +88,22 @@ def _keeps_grid(op: Op) -> bool:
 
 def _input_rule(policy: Policy, source: str, *, made_by_layers: bool) -> GridRule:
     """Return the rule of a value that layers read and that is not the output of an integer layer."""
-    if made_by_layers:
+    if made_by_layers and not joins_state(policy, source):
         return GridRule("input")
     if (step := _pixel_step(policy, source)) is not None:
         return GridRule("pixels", step=step)
     dense = all(isinstance(op, Dense) for op in policy.linear if op.inputs[0] == source)
     return GridRule("observation" if dense else "input")
+
+
+def joins_state(policy: Policy, name: str) -> bool:
+    """Return whether the value is one that a recurrent layer reads: numbers of this step beside the last state.
+
+    It has as many bits as its sums stay exact with, because the ranges of the two differ.
+    """
+    ops = {op.name: op for op in policy.ops}
+    op = ops.get(name)
+    return isinstance(op, Concat) and any(isinstance(ops.get(part), Rounded) for part in op.inputs)
 
 
 def trained_rules(policy: Policy, skips: Callable[[str], bool]) -> dict[str, GridRule]:

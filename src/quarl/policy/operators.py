@@ -393,11 +393,42 @@ class Add(Op):
         return wide
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class Mul(Op):
+    """Product of two values, number by number: the gates of a recurrent layer."""
+
+    num_inputs: ClassVar[int | None] = 2
+
+    def _shape(self, first: Shape, *others: Shape) -> Shape:
+        if others != (first,):
+            raise _MisfitError("two equal shapes")
+        return first
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Rounded(Op):
+    """The value itself; in static mode, the nearest level of a grid with zero point 0 that reaches past both ends.
+
+    A state is carried to the next step on such a grid, so that a sum of products of gates and states is exact.
+    """
+
+    bits: int
+    step: float
+    """Step of the grid, a power of two; 0 means a grid of 8 bits that calibration chooses."""
+
+    def check(self) -> None:
+        """Refuse other steps than powers of two, and other widths than those of grids."""
+        if not 2 <= self.bits <= 16 or not (
+            self.step == 0 or (math.frexp(self.step)[0] == 0.5 and 2**-30 < self.step < 2**30)
+        ):
+            raise QuarlError(f"operator {self.name!r} rounds to {self.bits} bits of {self.step:g}")
+
+
 OPERATORS: Mapping[str, type[Op]] = {
     kind.__name__: kind
     for kind in (
         *(Dense, Conv2d, Pool2d, Activation, Softmax, LayerNorm, L2Norm, Normalize),
-        *(Scale, Flatten, Slice, Concat, Add),
+        *(Scale, Flatten, Slice, Concat, Add, Mul, Rounded),
     )
 }
 """All operators by name; readers refuse any other, and every engine has a rule for each."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.policy.graph import Policy, behind_linear, readers
+from quarl.policy.grids import joins_state
 from quarl.policy.operators import Activation, Concat, Dense, Flatten, Linear, Normalize, Op, Scale, as_float32
 
 HOMOGENEOUS = ("relu", "leaky_relu", "prelu")
@@ -112,7 +113,7 @@ def readings(policy: Policy) -> Iterator[tuple[str, Linear | None, list[Linear]]
         consumers = [op for op in readers_of[source] if isinstance(op, Linear)]
         alone = len(consumers) == len(readers_of[source])
         chain = _producer(ops, readers_of, source) if alone else None
-        divides = source not in behind or isinstance(ops[source], Concat)
+        divides = source not in behind or (isinstance(ops[source], Concat) and not joins_state(policy, source))
         if chain is not None or (divides and all(isinstance(op, Dense) for op in consumers)):
             yield source, chain, consumers
 

@@ -176,6 +176,16 @@ class Lowering:
         long, short = sorted(map(self.plain, op.inputs), key=self.model.shape, reverse=True)
         return Value(real=elementwise.binary(self.model, Operator.ADD, long, short))
 
+    def _rounded(self, op: operators.Rounded) -> Value:
+        real, grid = self.real(op.inputs[0]), self.policy.grids.get(op.name)
+        if grid is None:
+            return Value(real=real)
+        if grid.bits <= 8:
+            return Value(codes=elementwise.quantized(self.model, real, grid), grid=grid)
+        return Value(
+            real=self.times(elementwise.counted(self.model, self.times(real, 1 / grid.scale), grid), grid.scale)
+        )
+
     def _linear(self, op: Linear) -> Value:
         spec, name, relu = self.policy.spec, op.inputs[0], self._relu_of(op)
         integers = isinstance(op.weight, QuantizedTensor) and spec.activation_bits is not None
@@ -278,5 +288,9 @@ LOWERINGS: Mapping[type[Op], Callable[[Lowering, Any], Value]] = {
     operators.Slice: lambda into, op: Value(real=elementwise.slice(into.model, op, into.plain(op.inputs[0]))),
     operators.Concat: lambda into, op: Value(real=elementwise.concat(into.model, list(map(into.plain, op.inputs)))),
     operators.Add: Lowering._add,
+    operators.Mul: lambda into, op: Value(
+        real=elementwise.binary(into.model, Operator.MUL, *map(into.plain, op.inputs))
+    ),
+    operators.Rounded: Lowering._rounded,
 }
 """Function that appends an operator's kernels to the file."""

@@ -272,6 +272,14 @@ class Translation:
             return self.quantized(real, grid)
         return self.file.node("Mul", self.counted(real, grid), self.file.number(grid.scale))
 
+    def rounded(self, op: operators.Rounded) -> str | Codes:
+        real, grid = self.real(op.inputs[0]), self.policy.grids.get(op.name)
+        if grid is None:
+            return real
+        if grid.bits <= 8:
+            return self.quantized(real, grid)
+        return self.file.node("Mul", self.counted(real, grid), self.file.number(grid.scale))
+
     def pool(self, op: operators.Pool2d) -> str | Codes:
         first, channels = self.values[op.inputs[0]], self.shapes[op.name][0]
         if isinstance(first, Codes) and op.kind == "max":
@@ -335,6 +343,8 @@ LOWERINGS: Mapping[type[Op], Callable[[Translation, Any], str | Codes]] = {
     operators.Slice: Translation.slice,
     operators.Concat: lambda into, op: into.file.node("Concat", *map(into.real, op.inputs), axis=-1),
     operators.Add: lambda into, op: into.file.node("Add", *map(into.real, op.inputs)),
+    operators.Mul: lambda into, op: into.file.node("Mul", *map(into.real, op.inputs)),
+    operators.Rounded: Translation.rounded,
 }
 """Function that adds an operator's nodes to the file."""
 
