@@ -201,8 +201,8 @@ class _Pass:
 
     def _exact(self, op: Op) -> Op:
         """Return the operator, with the tanh of a wide state as a ratio, whose bits every engine computes."""
-        grid = self.grids.get(op.inputs[0])
-        if isinstance(op, Activation) and op.kind == "tanh" and grid is not None and grid.bits > 8:
+        rule = self.rules.get(op.inputs[0])
+        if isinstance(op, Activation) and op.kind == "tanh" and rule is not None and rule.bits > 8:
             return replace(op, kind="tanh_ratio")
         return op
 
