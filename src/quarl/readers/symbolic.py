@@ -8,7 +8,7 @@ form that later operators can still change.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from quarl.policy.operators import (
     L2Norm,
     LayerNorm,
     Linear,
+    Mul,
     Op,
     Pool2d,
     Shape,
@@ -100,6 +101,10 @@ class Symbolic:
         self.names: dict[Value, str] = {}
         self.same: dict[tuple[Any, ...], str] = {}
         """Names of operators by their complete description."""
+        self.starts: dict[str, Array] = {}
+        """State at the start of an episode, part by part, by the name under which operators read the last one."""
+        self.hidden: set[str] = set()
+        """Names of hidden states of recurrent layers, which are between -1 and 1."""
         self.budget = budget or current()
 
     def source(self, name: str, shape: Shape) -> Value:
@@ -107,9 +112,24 @@ class Symbolic:
         self.shapes[name] = shape[1:] or (math.prod(shape),)
         return Value(shape, name)
 
+    def state(self, name: str, start: Array) -> Value:
+        """Return a part of the state of the last step; products of two values have a counterpart from then on.
+
+        Args:
+            name: Name of the part.
+            start: Its numbers at the start of an episode, in the shape that it has in the file.
+        """
+        self.shapes[name], self.starts[name] = (start.size,), start
+        self.behind.add(name)
+        return Value(start.shape, name)
+
     def ops(self, output: Value) -> list[Op]:
         """Return the operators that compute the output, in order; the last one returns a row."""
-        needed = {self.name(output, (output.size,))}
+        return self.needed([self.name(output, (output.size,))])
+
+    def needed(self, names: Iterable[str]) -> list[Op]:
+        """Return the operators that compute the values, in order."""
+        needed = set(names)
         for op in reversed(self.operators.values()):
             needed.update(op.inputs if op.name in needed else ())
         return [op for op in self.operators.values() if op.name in needed]
@@ -221,9 +241,15 @@ class Symbolic:
         forms, shape = (a.form, b.form), np.broadcast_shapes(a.shape, b.shape)
         if all(isinstance(form, Layer) and isinstance(form.op, Dense) for form in forms):
             first, second = (form for form in forms if isinstance(form, Layer))
+            rows, more = aligned(first.rows, shape), factor * aligned(second.rows, shape)
             if (first.op.name, first.op.inputs) == (second.op.name, second.op.inputs):
-                rows = aligned(first.rows, shape) + factor * aligned(second.rows, shape)
-                return Value(shape, replace(first, rows=rows))
+                return Value(shape, replace(first, rows=rows + more))
+            if {first.op.inputs[0], second.op.inputs[0]} & self.starts.keys():
+                # one layer of the input and the last state, as gates are
+                joined = self.add_ops(Concat(f"{first.op.name}.joined", first.op.inputs + second.op.inputs))
+                rows = np.concatenate([rows[:-1], more[:-1], rows[-1:] + more[-1:]])
+                both = replace(first.op, inputs=(joined,), weight=np.zeros((1, len(rows) - 1), np.float32))
+                return Value(shape, Layer(both, rows))
         scaled = b if factor == 1 else self.affine(b, factor)
         if not isinstance(scaled, Value):
             return self.add(a, scaled)
@@ -244,7 +270,12 @@ class Symbolic:
             op = self.operators.get(gate.form) if isinstance(gate.form, str) else None
             if isinstance(op, Activation) and op.kind == "sigmoid" and op.inputs == (self.name(x),):
                 return self.activation(x, "silu")
-        raise UnsupportedError("it multiplies two values; only a constant can scale a value")
+        if not self.starts or a.size != b.size:
+            raise UnsupportedError("it multiplies two values; only a constant can scale a value")
+        names = [self.name(x, (x.size,)) for x in (a, b)]
+        return Value(
+            np.broadcast_shapes(a.shape, b.shape), self.add_ops(Mul(f"{names[0]}.times", (names[0], names[1])))
+        )
 
     def divide(self, a: Operand, b: Operand) -> Operand:
         """Return a / b: b is constant, or the length of a."""
