@@ -16,6 +16,7 @@ from quarl.policy.operators import (
     Add,
     Concat,
     Conv2d,
+    Dense,
     Flatten,
     L2Norm,
     LayerNorm,
@@ -27,6 +28,7 @@ from quarl.policy.operators import (
     Softmax,
     mlp,
 )
+from quarl.policy.recurrent import HIDDEN, SEEN, State, Weights, gru, lstm, remembering
 
 
 def layers(rng: np.random.Generator, widths: list[int], prefix: str = "net"):
@@ -55,6 +57,34 @@ def normalized(widths: list[int], activation: str = "tanh", seed: int = 0) -> Po
     norm = Normalize("norm", ("observation",), rng.normal(size=widths[0]), rng.uniform(0.5, 2, widths[0]), 1e-8, 10.0)
     ops = [norm, *mlp(layers(rng, widths), activation, "norm")]
     return Policy(observation_shape=(widths[0],), ops=tuple(ops), head=action_head("clip", widths[-1]))
+
+
+def recurrent_weights(layer: str, inputs: int = 5, size: int = 12, seed: int = 0) -> Weights:
+    """Random weights of a recurrent layer, in torch's order and of its sizes."""
+    rng, gates = np.random.default_rng(seed), 4 if layer == "lstm" else 3
+    shapes = (gates * size, inputs), (gates * size, size), (gates * size,), (gates * size,)
+    return Weights(*(rng.normal(size=shape).astype(np.float32) / np.float32(size**0.5) for shape in shapes))
+
+
+def recurrent(layer: str, inputs: int = 5, size: int = 12, outputs: int = 3, seed: int = 0) -> Policy:
+    """A policy with an LSTM, or a GRU ("gru-after" resets before its product), and continuous actions."""
+    ops: list[Op] = []
+
+    def add(op: Op) -> str:
+        ops.append(op)
+        return op.name
+
+    weights, zeros = recurrent_weights(layer, inputs, size, seed), np.zeros(size, np.float32)
+    if layer == "lstm":
+        hidden, cell = lstm(add, "memory", SEEN, ("h", "c"), weights)
+        states = [State("h", hidden, zeros, HIDDEN), State("c", cell, zeros)]
+    else:
+        hidden = gru(add, "memory", SEEN, "h", weights, before=layer == "gru")
+        states = [State("h", hidden, zeros, HIDDEN)]
+    ((_, weight, bias),) = layers(np.random.default_rng(seed), [size, outputs])
+    head = replace(action_head("clip", outputs), width=outputs)
+    output = add(Dense("head", (hidden,), weight, bias.astype(np.float32)))
+    return Policy(**remembering(inputs, states, ops, output), head=head)
 
 
 def convolutional(seed: int = 0, padding: int = 0, size: int = 20) -> Policy:
