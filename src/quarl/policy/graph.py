@@ -447,7 +447,7 @@ def check(policy: Policy) -> None:
     _check_inputs(policy)
     out = shapes_of[policy.output]
     head, state = policy.head, policy.state.size
-    expected = (sum(head.segments),) if head.segments else out if head.is_discrete else (head.low.size,)
+    expected: Shape = (sum(head.segments) or out[0] - state,) if head.is_discrete else (head.low.size,)
     expected = tuple(n * 2 for n in expected) if head.kind == "gaussian" else expected
     joined = (
         isinstance(policy.ops[-1], Concat) and 0 < head.width == out[0] - state and state < shapes_of[OBSERVATION][0]
