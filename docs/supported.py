@@ -30,7 +30,7 @@ from quarl.config.actorq import ALGORITHMS
 from quarl.config.train import LEARNERS
 from quarl.readers import sb2
 from quarl.readers.plain_spaces import Space
-from quarl.readers.sb3_network import LAYOUTS
+from quarl.readers.sb3_network import CLASSES, LAYOUTS
 
 YES, NO = "yes", "–"
 LIBRARIES = {"stable_baselines3": "Stable-Baselines3", "sb3_contrib": "sb3-contrib", "quarl": "QuaRL"}
@@ -115,18 +115,25 @@ def of(algo: str) -> Any:
     if algo in LEARNERS:
         return learner_class(algo)
     contrib = vars(importlib.import_module("sb3_contrib")).items()
-    return next(cls for name, cls in contrib if isinstance(cls, type) and name.lower() == algo)
+    return next(cls for name, cls in contrib if isinstance(cls, type) and name == CLASSES[algo])
 
 
 def model(algo: str, observed: spaces.Space[Any], actions: spaces.Space[Any], **arguments: Any) -> Any:
     """Return a new model for these spaces, with the policy that they need."""
     images = isinstance(observed, spaces.Box) and is_image_space(observed)
-    policy = "MultiInputPolicy" if isinstance(observed, spaces.Dict) else "CnnPolicy" if images else "MlpPolicy"
+    policy = "MultiInput" if isinstance(observed, spaces.Dict) else "Cnn" if images else "Mlp"
     if issubclass(of(algo), OffPolicyAlgorithm):
         arguments["buffer_size"] = 10
     scores = isinstance(actions, spaces.Discrete) or algo == "ars"  # their networks have no critic beside them
     kwargs = {"net_arch": [4] if scores else {"pi": [4], "qf": [4], "vf": [4]}}
-    return of(algo)(policy, Still(observed, actions), device="cpu", seed=0, policy_kwargs=kwargs, **arguments)
+    return of(algo)(
+        f"{policy}{'Lstm' if algo == 'ppo_lstm' else ''}Policy",
+        Still(observed, actions),
+        device="cpu",
+        seed=0,
+        policy_kwargs=kwargs,
+        **arguments,
+    )
 
 
 def read(trained: Any) -> bool:

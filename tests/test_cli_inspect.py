@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from gymnasium import spaces
 from stable_baselines3 import DQN, PPO
 
 import contracts
@@ -23,6 +24,7 @@ from quarl.engines import onnx
 from quarl.policy import artifact
 from quarl.quant.spec import SCHEMES, QuantSpec
 from refusals import refused
+from sb3_archives import Still
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -178,7 +180,8 @@ def test_a_model_that_cannot_be_run_shows_all_its_weights(files: Path, capsys, t
     from sb3_contrib import RecurrentPPO
 
     kwargs = {"net_arch": [], "lstm_hidden_size": 8}
-    RecurrentPPO("MlpLstmPolicy", "CartPole-v1", policy_kwargs=kwargs, device="cpu").save("recurrent.zip")
+    env = Still(spaces.Box(-1, 1, (2, 2)), spaces.Discrete(2))  # a memory reads vectors only
+    RecurrentPPO("MlpLstmPolicy", env, policy_kwargs=kwargs, device="cpu").save("recurrent.zip")
     document = inspected("recurrent.zip")
     assert "Not a policy that QuaRL can run" in capsys.readouterr().out
     assert {tuple(row["shape"]) for row in document["rows"]} == {(32, 4), (32, 8), (2, 8), (1, 8)}

@@ -373,7 +373,6 @@ def test_from_model_reads_a_compiled_model_under_its_plain_names(compiled: str):
     ("module", "name", "words"),
     [
         ("sbx.sac.sac", "SAC", r"SAC is an agent of SBX \(Stable-Baselines Jax\).*quarl\.from_module"),
-        ("sb3_contrib.ppo_recurrent.ppo_recurrent", "RecurrentPPO", "RecurrentPPO is recurrent"),
         ("mine", "Agent", "Agent is not a model of ppo, .*quarl.from_module"),
     ],
 )

@@ -115,7 +115,7 @@ CHANGES: list[tuple[str, Change, str]] = [
     (
         "recurrent",
         data_with(policy_class={"__module__": "sb3_contrib.common.recurrent.policies"}),
-        "recurrent policies",
+        "'lstm_actor.weight_ih_l0' is missing",
     ),
     ("twice", tensors_with(lambda s: s.update({"_orig_mod.action_net.bias": torch.ones(2)})), "has a parameter twice"),
     *(

@@ -20,7 +20,7 @@ from quarl.removed import without_removed
 from quarl.specs import SEED, Edges, Flag, check_types
 
 L = TypeVar("L", bound="LearnerOptions")
-CONTRIB = ("trpo", "maskableppo", "tqc", "crossq", "qrdqn", "ars")
+CONTRIB = ("trpo", "maskableppo", "ppo_lstm", "tqc", "crossq", "qrdqn", "ars")
 """Algorithms of sb3-contrib, whose agents are read but not trained here."""
 SAVE_MINUTES = 5.0
 """Default maximum loss of training time in a crash, in minutes."""

@@ -146,7 +146,8 @@ def _suggestion(env_id: str, living: set[str], typed: str) -> str:
     nearest = difflib.get_close_matches(env_id.casefold(), alike, n=1, cutoff=0)
     if nearest:
         return f"; did you mean {spelt[nearest[0]]!r}?"
-    example = _typed(typed, f"module:{env_id}")
+    module = "rl_zoo3.import_envs" if "NoVel-v" in env_id else "module"  # RL Zoo's tasks without velocities
+    example = _typed(typed, f"{module}:{env_id}")
     return f"; it is in no suite that QuaRL supports; name an environment of your own with {example}"
 
 

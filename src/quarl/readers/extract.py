@@ -28,7 +28,7 @@ from quarl.readers.normalizer import Statistics, from_wrapper
 from quarl.readers.observation import front, normalizers, observe
 from quarl.readers.plain_spaces import Box, action_head, as_pairs, from_live
 from quarl.readers.sb3 import SBX
-from quarl.readers.sb3_network import LAYOUTS, ON_POLICY, SAC, Parameters, bare
+from quarl.readers.sb3_network import CLASSES, LAYOUTS, ON_POLICY, SAC, Parameters, bare, network
 from quarl.readers.trace import trace
 from quarl.readers.zoo import VEC_FRAME_STACK, samples_actions
 
@@ -138,11 +138,16 @@ def from_model(
     norms, home = normalizers(observed, statistics, Provenance(**environment(model, say)))
     ops, parts = front(observed, norms, scales=scales, apart=actor.reads_parts)
     actor.keys, dtype = tuple(parts), observed.fields.get("observation_dtype", "float32")
+    weights = {bare(name): tensor.numpy(force=True).copy() for name, tensor in policy.state_dict().items()}
     # Names are relative to the policy, as in its state dict, not to the wrapper around it.
-    ops = _read(ops, trace(actor, parts.values(), dtype, named_by=policy))
+    layers, states = (
+        network(Parameters(weights), ON_POLICY, parts, vars(policy), gsde=model.use_sde, memory=True)
+        if algo == "ppo_lstm"
+        else (trace(actor, parts.values(), dtype, named_by=policy), [])
+    )
+    ops = _read(ops, layers)
     if epsilons := {module.eps for module in policy.modules() if hasattr(module, "ra_mean")}:
-        state = {bare(name): tensor.numpy(force=True) for name, tensor in policy.state_dict().items()}
-        ops = fold_renorm(ops, Parameters(state), *epsilons)
+        ops = fold_renorm(ops, Parameters(weights), *epsilons)
     log_std = None
     if LAYOUTS[algo] is ON_POLICY and isinstance(actions, Box) and not model.use_sde:
         log_std = policy.log_std.detach().to("cpu", torch.float32, copy=True).numpy()
@@ -150,9 +155,8 @@ def from_model(
     if gaussian:
         head = replace(head, kind="gaussian")
     extracted = Policy(
-        **observed.fields,
-        ops=tuple(ops),
-        head=head,
+        **observed.read_by(ops, states),
+        head=replace(head, width=actions.width if states else 0),
         provenance=replace(
             home,
             algo=algo,
@@ -163,23 +167,21 @@ def from_model(
     )
     actor.folded = False
     _check_predict(model, actor, head, actions.width)
-    if trained and is_prepared(policy.state_dict()):
-        state = {name: tensor.numpy(force=True) for name, tensor in policy.state_dict().items()}
-        return as_trained(extracted, getattr(policy, KEY, None), state, "the model")
+    if trained and is_prepared(weights):
+        return as_trained(extracted, getattr(policy, KEY, None), weights, "the model")
     return extracted
 
 
 def algorithm(model: Any) -> str:
     """Return the name of the algorithm of Stable-Baselines3 or of this package that the model is, or derives from."""
+    algos = {name: algo for algo, name in CLASSES.items()}
     for cls in type(model).__mro__:
-        name = cls.__name__.lower()
-        if cls.__module__.startswith(("stable_baselines3.", "sb3_contrib.", "quarl.algorithms.")) and name in LAYOUTS:
-            return name
+        theirs = cls.__module__.startswith(("stable_baselines3.", "sb3_contrib.", "quarl.algorithms."))
+        if theirs and cls.__name__ in algos:
+            return algos[cls.__name__]
     name = type(model).__name__
     if any(cls.__module__.startswith("sbx.") for cls in type(model).__mro__):
         raise UnsupportedError(f"{name} {SBX}")
-    if "Recurrent" in name:
-        raise UnsupportedError(f"{name} is recurrent: policies with a memory are not supported")
     raise UnsupportedError(
         f"{name} is not a model of {', '.join(LAYOUTS)}; give its network to quarl.from_module, with an action head"
     )
@@ -200,6 +202,7 @@ class _Actor(nn.Module):
         self.algo = algo
         self.is_array, self.folded = is_array, folded
         self.keys: tuple[str, ...] = ("",)
+        self.state: tuple[np.ndarray, ...] | None = None
 
     @property
     def extractor(self) -> Any:
@@ -241,7 +244,11 @@ class _Actor(nn.Module):
             if self.gaussian:  # the clamp of log_std is the head's part
                 output = torch.cat([output, policy.actor.log_std(latent)], dim=1)
         elif self.layout is ON_POLICY:
-            output = policy.action_net(policy.mlp_extractor.forward_actor(self.features(values)))
+            latent = self.features(values)
+            if self.state is not None:
+                state = [torch.as_tensor(each).to(latent) for each in self.state]
+                latent = policy.lstm_actor(latent[None], state)[0][0]
+            output = policy.action_net(policy.mlp_extractor.forward_actor(latent))
         else:
             net = policy.action_net if self.algo == "ars" else policy.actor.mu
             output = self.features(values)
@@ -276,9 +283,11 @@ def _check_predict(model: Any, actor: _Actor, head: ActionHead, width: int) -> N
     from stable_baselines3.common.preprocessing import preprocess_obs
 
     policy = model.policy
-    probes = _probes(policy.observation_space, np.random.default_rng(0))
+    probes = _probes(policy.observation_space, rng := np.random.default_rng(0))
+    if actor.algo == "ppo_lstm":
+        actor.state = (*rng.uniform(-1, 1, (2, policy.lstm_actor.num_layers, PROBES, policy.lstm_actor.hidden_size)),)
     with evaluating(policy), torch.no_grad():
-        expected, _ = policy.predict(probes, deterministic=True)
+        expected, _ = policy.predict(probes, actor.state, deterministic=True)
         values: Any = policy.obs_to_tensor(probes)[0]
         if not actor.is_array:
             values = preprocess_obs(values, policy.observation_space, policy.normalize_images)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.graph import Provenance
 from quarl.policy.inputs import Input, places
 from quarl.policy.operators import OBSERVATION, Normalize, Op, Scale, Shape, Slice
+from quarl.policy.recurrent import SEEN, State, remembering
 from quarl.readers.normalizer import Statistics
 from quarl.readers.plain_spaces import Box, Dict, MultiBinary, MultiDiscrete, Space, observation_box
 from quarl.readers.zoo import of_observation
@@ -38,6 +39,25 @@ class Observed:
             dtype = "uint8" if self.images else "float32"
             return {"observation_shape": self.inputs[0].shape, "observation_dtype": dtype}
         return {"observation_shape": (sum(each.size for each in self.inputs),), "inputs": self.inputs}
+
+    def read_by(self, ops: Sequence[Op], states: Sequence[State]) -> dict[str, Any]:
+        """Return the fields of a Policy that describe its observation, its operators and its memory.
+
+        Args:
+            ops: Operators, which read the observation.
+            states: Parts of the state; empty without a memory.
+
+        Raises:
+            UnsupportedError: The observation beside a state is not a row of numbers.
+        """
+        if not states:
+            return self.fields | {"ops": tuple(ops)}
+        shape = self.fields["observation_shape"]
+        if self.images or len(shape) != 1:
+            seen = ", ".join(map(str, self.inputs))
+            raise UnsupportedError(f"it observes {seen}: policies with a memory read vectors, and Dicts of them")
+        row = [replace(op, inputs=tuple(SEEN if name == OBSERVATION else name for name in op.inputs)) for op in ops]
+        return self.fields | remembering(shape[0], states, row, row[-1].name)
 
 
 def observe(space: Space, where: str) -> Observed:

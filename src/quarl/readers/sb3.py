@@ -26,7 +26,17 @@ from quarl.readers.fold import RENORM_EPSILON, fold_renorm, mean_over_quantiles
 from quarl.readers.normalizer import Statistics
 from quarl.readers.observation import front, normalizers, observe
 from quarl.readers.plain_spaces import Box, Discrete, Space, action_head, as_pairs, from_blob
-from quarl.readers.sb3_network import ARS, LAYOUTS, ON_POLICY, QRDQN, CustomError, Parameters, bare, network
+from quarl.readers.sb3_network import (
+    ARS,
+    CLASSES,
+    LAYOUTS,
+    ON_POLICY,
+    QRDQN,
+    CustomError,
+    Parameters,
+    bare,
+    network,
+)
 from quarl.readers.torch_file import read_tensors
 
 SBX = (
@@ -125,7 +135,7 @@ class Saved:
         data, state = self.data, self.state
         contrib = re.match(r"sb3_contrib\.(?:common\.)?(\w+)\.", self._module)
         if contrib:
-            algo = {"maskable": "maskableppo", "recurrent": "recurrentppo"}.get(contrib[1], contrib[1])
+            algo = {"maskable": "maskableppo", "recurrent": "ppo_lstm"}.get(contrib[1], contrib[1])
         elif "action_net.weight" in state:
             algo = "trpo" if "cg_max_steps" in data else "ppo" if "clip_range" in data or "n_epochs" in data else "a2c"
         elif any(name.startswith("q_net.q_net.") for name in state):
@@ -140,10 +150,6 @@ class Saved:
         else:
             first = min(state, default="nothing")
             raise UnsupportedError(f"its parameters ({first[:60]}, ...) do not match any agent of {', '.join(LAYOUTS)}")
-        if "recurrent" in algo:
-            raise UnsupportedError(
-                f"it is a {algo[:40]} agent: recurrent policies, which have a memory, are not supported"
-            )
         if algo not in LAYOUTS:
             raise UnsupportedError(f"it is a {algo[:40]} agent; only {', '.join(LAYOUTS)} are supported")
         if asked not in ("", algo):
@@ -176,7 +182,8 @@ class Saved:
         # Operators in front of the network, the network, and rewrites of some algorithms.
         norms, environment = normalizers(observed, statistics, environment)
         ops, parts = front(observed, norms, scales=scales, apart=apart)
-        ops += network(parameters, layout, parts, kwargs, gsde=gsde)
+        layers, states = network(parameters, layout, parts, kwargs, gsde=gsde, memory=algo == "ppo_lstm")
+        ops += layers
         if algo == "crossq":
             ops = fold_renorm(ops, parameters, kwargs.get("batch_norm_eps", RENORM_EPSILON))
         if layout is QRDQN:
@@ -192,9 +199,8 @@ class Saved:
             head = replace(head, log_std=parameters.take("log_std", (actions.width,)))
         parameters.refuse_others(layout.ignored)
         return Policy(
-            **observed.fields,
-            ops=tuple(ops),
-            head=head,
+            **observed.read_by(ops, states),
+            head=replace(head, width=actions.width if states else 0),
             provenance=replace(
                 environment, algo=algo, stochastic=zoo.samples_actions(algo, environment.env_id), origin="sb3-zip"
             ),
@@ -206,9 +212,9 @@ class Saved:
             algo = self.algorithm()
         except QuarlError:  # its networks have other names
             algo = "ppo"
-        name = {"maskableppo": "MaskablePPO", "crossq": "CrossQ"}.get(algo, algo.upper())
         env = f", env=VecNormalize.load({statistics!r}, venv)" if statistics else ""
-        return f'its own code reads it: model = {name}.load(path{env}); quarl.from_sb3(model).save("policy.quarl")'
+        load = f"{CLASSES[algo]}.load(path{env})"
+        return f'its own code reads it: model = {load}; quarl.from_sb3(model).save("policy.quarl")'
 
     @property
     def _module(self) -> str:

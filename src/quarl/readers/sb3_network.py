@@ -12,6 +12,7 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.operators import Activation, Concat, Conv2d, Dense, Flatten, Op, Shape, mlp
+from quarl.policy.recurrent import HIDDEN, State, Weights, lstm
 from quarl.policy.trained import TRAINED_RANGES
 from quarl.readers.normalizer import clamp
 
@@ -58,7 +59,10 @@ ON_POLICY = Layout(
     ("mlp_extractor.shared_net", "mlp_extractor.policy_net"),
     "action_net",
     # pi_features_extractor is features_extractor again: one module under two names.
-    ("mlp_extractor.value_net.", "value_net.", "vf_features_extractor.", "pi_features_extractor.", "log_std"),
+    (
+        *("mlp_extractor.value_net.", "value_net.", "vf_features_extractor.", "pi_features_extractor.", "log_std"),
+        *("lstm_critic.", "critic."),
+    ),
 )
 CRITICS = ("critic.", "critic_target.")
 TD3 = Layout("relu", "actor.features_extractor", ("actor.mu",), None, (*CRITICS, "actor_target."), tanh=True)
@@ -74,7 +78,13 @@ ARS = Layout("relu", "features_extractor", ("action_net",), None, (), distributi
 LAYOUTS = {
     **{"ppo": ON_POLICY, "a2c": ON_POLICY, "dqn": DQN, "ddpg": TD3, "td3": TD3, "sac": SAC, "d4pg": TD3},
     **{"trpo": ON_POLICY, "maskableppo": ON_POLICY, "tqc": SAC, "crossq": SAC, "qrdqn": QRDQN, "ars": ARS},
+    "ppo_lstm": ON_POLICY,
 }
+CLASSES = {
+    **{algo: algo.upper() for algo in LAYOUTS},
+    **{"maskableppo": "MaskablePPO", "crossq": "CrossQ", "ppo_lstm": "RecurrentPPO"},
+}
+"""Name of each algorithm's class."""
 SCORING = frozenset(algo for algo, layout in LAYOUTS.items() if not layout.distribution)
 """Algorithms whose scores of discrete actions are not a distribution: only the greedy action counts."""
 
@@ -147,8 +157,9 @@ def network(
     kwargs: Mapping[str, Any],
     *,
     gsde: bool,
-) -> list[Op]:
-    """Return the operators from the features extractor to the actor's output, before any tanh.
+    memory: bool = False,
+) -> tuple[list[Op], list[State]]:
+    """Return the operators from the features extractor to the actor's output, before any tanh, and its state.
 
     Args:
         parameters: Tensors of the policy; those that are used are taken.
@@ -156,6 +167,7 @@ def network(
         parts: Values that the network reads, from `observation.front`.
         kwargs: Keyword arguments of the policy; classes are text as Python prints them.
         gsde: State-dependent exploration, which bounds the mean of a SAC actor.
+        memory: An LSTM reads the features.
 
     Raises:
         QuarlError: A parameter is missing, damaged or belongs to a custom network.
@@ -163,7 +175,9 @@ def network(
     ops: list[Op] = []
     extractor = _class(kwargs, "features_extractor_class", EXTRACTORS_IN)
     if extractor not in (None, *EXTRACTORS):
-        raise CustomError(f"features extractor {extractor} is not supported; {', '.join(EXTRACTORS)} are")
+        # with a memory, no other reader can compute it either
+        kind = UnsupportedError if memory else CustomError
+        raise kind(f"features extractor {extractor} is not supported; {', '.join(EXTRACTORS)} are")
     # Features of each part: a CNN, a flattened value, or the value itself.
     features = []
     for key, (source, shape) in parts.items():
@@ -176,6 +190,7 @@ def network(
     if len(features) > 1:
         ops.append(Concat(f"{features[0]}.concat", tuple(features)))
     source = ops[-1].name if len(features) > 1 else features[0]
+    source, states = _lstm(parameters, ops, source) if memory else (source, [])
     layers = [layer for chain in layout.chains for layer in parameters.chain(chain)]
     # gSDE wraps the mean of a SAC actor in Sequential(Linear, Hardtanh).
     clipped = layout is SAC and gsde and "actor.mu.0.weight" in parameters.state
@@ -190,7 +205,28 @@ def network(
         if not isinstance(bound, int | float) or not bound > 0:
             raise QuarlError(f"clip_mean of the policy is {str(bound)[:40]}, not a positive number")
         ops.append(clamp(ops[-1].name, layers[-1][2].shape, float(bound)))
-    return ops
+    return ops, states
+
+
+def _lstm(parameters: Parameters, ops: list[Op], source: str) -> tuple[str, list[State]]:
+    """Add the layers of the actor's LSTM; return its output, and the hidden state and the cell of each layer.
+
+    As in sb3-contrib, they are zeros at the start of an episode.
+    """
+    made: dict[str, Op] = {}
+    states: list[State] = []
+    names = [name for name in parameters.state if re.fullmatch(r"lstm_actor\.weight_ih_l[0-9]+", name)]
+    for layer in range(max(1, len(names))):  # one at least, so that a missing one is an error
+        axes = {"weight_ih": 2, "weight_hh": 2, "bias_ih": 1, "bias_hh": 1}
+        weights = Weights(*(parameters.take(f"lstm_actor.{name}_l{layer}", num) for name, num in axes.items()))
+        if {len(array) for array in weights} != {4 * weights.hidden.shape[1]}:
+            raise UnsupportedError(f"layer {layer} of lstm_actor is not a plain LSTM; projected ones are not supported")
+        name, start = f"lstm_actor.{layer}", np.zeros(weights.hidden.shape[1], np.float32)
+        last = f"{name}.h", f"{name}.c"
+        source, cell = lstm(lambda op: made.setdefault(op.name, op).name, name, source, last, weights)
+        states += [State(last[0], source, start, HIDDEN), State(last[1], cell, start)]
+    ops += made.values()
+    return source, states
 
 
 def _nature_cnn(parameters: Parameters, prefix: str, source: str) -> list[Op]:

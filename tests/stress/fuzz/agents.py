@@ -17,7 +17,7 @@ from supported import ACTIONS, BOX, GOALS, OBSERVATIONS, model
 from sb3_archives import unzipped, zipped
 
 MORE = Path(__file__).resolve().parents[4] / "shared" / "agents-more"
-OF_CONTRIB = ("trpo", "tqc", "crossq", "ars", "qrdqn", "maskableppo")
+OF_CONTRIB = ("trpo", "tqc", "crossq", "ars", "ppo_lstm", "qrdqn", "maskableppo")
 SERIALIZED = ("policy_class", "policy_kwargs", "observation_space", "action_space")
 """What of `data` a reader needs of all that JSON cannot hold; mutations of the rest would change nothing."""
 
