@@ -95,9 +95,11 @@ bench-auto: $(VENV)/.dev
 	done
 	$(BIN)/python benchmarks/results.py runs/auto --command 'make bench-auto'
 
-# one agent of each kind that QuaRL reads and does not train, as RL Zoo trains it; MODULE:ID is a task of benchmarks/kinds.py
+# tasks without velocities, for agents with a memory
+NOVEL := CartPoleNoVel-v1 PendulumNoVel-v1
+# one agent of each kind that QuaRL reads and does not train, as RL Zoo trains it; MODULE:ID is a task that a module registers
 KINDS := maskableppo/kinds:MaskedCliff-v0 ppo/kinds:Identity-v0 qrdqn/CartPole-v1 ars/CartPole-v1 trpo/CartPole-v1 \
-	crossq/Pendulum-v1 tqc/Pendulum-v1 sac/FetchReach-v4
+	crossq/Pendulum-v1 tqc/Pendulum-v1 sac/FetchReach-v4 $(NOVEL:%=ppo_lstm/rl_zoo3.import_envs:%)
 # levels of disturbances, fixed before any was run
 NOISE_DELAY := --levels noise:0.1,0.3,0.6,1 delay:1,2,4
 DYNAMICS := push:0.5,1,2 mass:0.8,1.2 friction:0.5,2 damping:0.5,2 gravity:0.9,1.1
@@ -118,11 +120,16 @@ bench-kinds: $(VENV)/.dev
 	$(BIN)/pip install -q -c constraints.txt -e '.[robotics]'
 	$(BIN)/python benchmarks/kinds.py runs/kinds/agents
 	for kind in $(KINDS); do \
-		set -- $$(echo $$kind | tr / ' '); env=$${2#kinds:}; out=runs/kinds/$$1-$$env; test -f $$out.json && continue; \
-		test -d runs/kinds/agents/$$1 || $(BIN)/python -m rl_zoo3.train --algo $$1 --env $$env -f runs/kinds/agents \
+		set -- $$(echo $$kind | tr / ' '); env=$${2#*:}; out=runs/kinds/$$1-$$env; test -f $$out.json && continue; \
+		test -d runs/kinds/agents/$$1/$${env}_1 || $(BIN)/python -m rl_zoo3.train --algo $$1 --env $$env -f runs/kinds/agents \
 			--gym-packages kinds --seed 0 --eval-freq -1 --num-threads 1 \
 			$$(grep -q "^$$env:" benchmarks/kinds.yml && echo --conf-file benchmarks/kinds.yml); \
 		$(BIN)/quarl ptq $$1 $$env -f runs/kinds/agents --env $$2 --bits fp32 8 6 4 -o $$out --json $$out.json; \
+	done
+	for env in $(NOVEL); do \
+		set -- ppo_lstm $$env -f runs/kinds/agents --env rl_zoo3.import_envs:$$env --mode static --episodes auto; out=runs/kinds/ppo_lstm-$$env; \
+		test -f $$out-static.json || $(BIN)/quarl ptq $$@ --bits fp32 8 6 4 -o $$out-static --json $$out-static.json; \
+		test -f $$out-distilled.json || $(BIN)/quarl distill $$@ --bits 4 -o $$out-distilled --json $$out-distilled.json; \
 	done
 	$(BIN)/python benchmarks/results.py runs/kinds --command 'make bench-kinds'
 
