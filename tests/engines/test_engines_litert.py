@@ -105,7 +105,7 @@ def operators(content):
 
 def delegated(engine):
     """True where XNNPACK took every operator but the margins of padded maxima, which it has none of."""
-    names = [details["op_name"] for details in engine._interpreter._get_ops_details()]
+    names = [details["op_name"] for details in engine.interpreter._get_ops_details()]
     return names.count("DELEGATE") == 1 + names.count("PADV2")
 
 

@@ -62,7 +62,7 @@ def test_int16x8_functions_equal_kernels_for_every_code(tmp_path, kind, scale, n
     grid = ActivationGrid(scale=scale, zero_point=0, bits=16)
     x = model.scaled((1, len(ALL)), scale)
     y = sixteen.bent(model, kind, x, scale)
-    (codes,) = outputs(tmp_path, name, model.to_bytes(x, y, ("observation", "output")), ALL[None])
+    (codes,) = outputs(tmp_path, name, model.to_bytes([x], [y], ("observation", "output")), ALL[None])
     expected = int16x8.activation(kind, ALL.astype(np.int64), grid)
     np.testing.assert_array_equal(codes[0], expected)
 

@@ -57,6 +57,8 @@ def grids(policy: QuantizedPolicy) -> dict[str, ActivationGrid]:
     Raises:
         UnsupportedError: An operator has no integer kernel, or a layer has other weights than int8.
     """
+    if policy.state.size:
+        raise UnsupportedError(f"{TARGET} has no kernels for policies with a memory: use --to tflite, onnx or c")
     first = entry(policy)
     if policy.spec.mode != "static" or first not in policy.grids:
         raise UnsupportedError(f"{TARGET} takes static integer policies, not {policy.spec.in_words}: use --mode static")

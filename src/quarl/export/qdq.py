@@ -84,7 +84,6 @@ class _Pairs(Translation):
         return self.file.node("DequantizeLinear", codes, *self._grid(grid, 1.0))
 
     def on(self, tensor: str, grid: ActivationGrid) -> str:
-        """Return the tensor's numbers moved to the nearest levels of the grid."""
         if grid.bits > 8:
             return self.file.node("Mul", self.counted(tensor, grid), self.file.number(grid.scale))
         if tensor in self._codes and self._codes[tensor][1] == grid:

@@ -14,8 +14,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quarl.arrays import Array
+from quarl.errors import UnsupportedError
 from quarl.policy.formulas import EXACT
-from quarl.policy.operators import OBSERVATION, Activation, Add, Concat, Dense, Linear, Mul, Op, Rounded, Scale, Slice
+from quarl.policy.graph import Policy, readers, shapes
+from quarl.policy.operators import (
+    OBSERVATION,
+    Activation,
+    Add,
+    Concat,
+    Dense,
+    Linear,
+    Mul,
+    Op,
+    Rounded,
+    Scale,
+    Slice,
+)
 
 SEEN = "seen"
 """Name of the observation without the state."""
@@ -57,6 +71,19 @@ class State(NamedTuple):
     """State at the start of an episode, float32 [n]."""
     kind: tuple[int, float] = CELL
     """HIDDEN or CELL."""
+
+
+class Port(NamedTuple):
+    """An input of a file, and the output that belongs to it."""
+
+    name: str
+    """Name of the input: that of the observation, or of a part of the state."""
+    value: str
+    """Value of the policy that the input is."""
+    next: str
+    """Name of the output."""
+    computed: str
+    """Value of the policy that the output is."""
 
 
 def lstm(add: Append, name: str, x: str, last: tuple[str, str], weights: Weights) -> tuple[str, str]:
@@ -145,3 +172,30 @@ def remembering(size: int, states: Sequence[State], ops: Iterable[Op], output: s
     last = Concat(f"{output}.joined", (output, *(state.next for state in states)))
     start = np.concatenate([state.start for state in states])
     return {"observation_shape": (place,), "ops": (*done.values(), last), "state": start.astype(np.float32)}
+
+
+def ports(policy: Policy, *, apart: bool = True) -> list[Port]:
+    """Return the inputs and outputs of a policy's file: observation and output, then the parts of the state, in order.
+
+    Args:
+        policy: The policy.
+        apart: The state is apart from the observation; otherwise there is one row of both.
+
+    Raises:
+        UnsupportedError: The graph does not read its state part by part, as `remembering` makes it do.
+    """
+    if not (apart and policy.state.size):
+        return [Port(OBSERVATION, OBSERVATION, "output", policy.output)]
+    shape_of, readers_of, computed = shapes(policy), readers(policy), policy.ops[-1].inputs
+    read = readers_of[OBSERVATION]
+    names = [OBSERVATION, *(readers_of[part.name][0].name for part in read[1:])]
+    following = ["output", *(f"{name}.next" for name in names[1:])]
+    sizes = [policy.seen[0], *(shape_of[name][0] for name in computed[1:])]
+    if (
+        [(op.start, op.part) if isinstance(op, Slice) else None for op in read]
+        != [(sum(sizes[:place]), (size,)) for place, size in enumerate(sizes)]
+        or shape_of[computed[0]] != (policy.head.width,)
+        or len({*names, *following}) < 2 * len(names)
+    ):
+        raise UnsupportedError("no file has its state as inputs: the graph does not read it in parts of its own names")
+    return list(map(Port, names, [op.name for op in read], following, computed))

@@ -33,17 +33,17 @@ class LiteRT:
         self.batch = batch
         self.file_bytes = len(content)
         # The interpreter reads the weights in place: it keeps `content` alive, and this object keeps the interpreter.
-        self._interpreter = Interpreter(model_content=content, num_threads=1)
-        source = self._interpreter.get_input_details()[0]
-        output = self._interpreter.get_output_details()[0]["index"]
+        self.interpreter = Interpreter(model_content=content, num_threads=1)
+        source = self.interpreter.get_input_details()[0]
+        output = self.interpreter.get_output_details()[0]["index"]
         self._source = source["index"]
         self._shape = (batch, *source["shape"][1:].tolist())
         self._dtype = np.dtype(source["dtype"])
         if batch != 1:
-            self._interpreter.resize_tensor_input(self._source, self._shape)
-        self._interpreter.allocate_tensors()
+            self.interpreter.resize_tensor_input(self._source, self._shape)
+        self.interpreter.allocate_tensors()
         # The public methods cost as much again as a small network. Views are safe to keep: nothing is resized again.
-        native = self._interpreter._interpreter
+        native = self.interpreter._interpreter
         self._set = native.SetTensor
         self._invoke = native.Invoke
         self._output: Array = native.tensor(native, output)
@@ -64,7 +64,7 @@ class LiteRT:
 def load(policy: QuantizedPolicy, batch: int) -> LiteRT:
     """Return the policy ready to run `batch` rows a call."""
     lowering = Lowering(policy)
-    content = lowering.to_bytes(acts=False)
+    content = lowering.to_bytes()
     integers = policy.spec.activation_bits is not None and lowering.model.multiplies_integers()
     return LiteRT(content, batch, measured=integers or policy.spec.float_type in ("fp32", "fp16"))
 
@@ -74,6 +74,6 @@ def _first_interpreter() -> None:
     """Create the first interpreter of a process with stderr muted: the runtime prints a line that is not an error."""
     model = Model()
     source = model.value((1, 1))
-    content = model.to_bytes(source, model.add(Operator.RELU, [source], model.value((1, 1))))
+    content = model.to_bytes([source], [model.add(Operator.RELU, [source], model.value((1, 1)))])
     with contextlib.suppress(OSError), muted((2,)):
         Interpreter(model_content=content, num_threads=1).allocate_tensors()

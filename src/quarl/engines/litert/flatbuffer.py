@@ -191,24 +191,24 @@ class Model:
 
     def to_bytes(
         self,
-        source: int,
-        output: int,
-        names: tuple[str, str] | None = None,
+        sources: Sequence[int],
+        outputs: Sequence[int],
+        names: Sequence[str] | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> bytes:
         """Return the whole file of a network.
 
         Args:
-            source: Input tensor.
-            output: Output tensor.
-            names: Names of the input and the output, in a file for any runtime: its tensors have names, and its
+            sources: Input tensors.
+            outputs: Output tensors.
+            names: Names of the inputs and then the outputs, in a file for any runtime: its tensors have names, and its
                 constants are inside the flatbuffer.
             metadata: Texts by name, which runtimes ignore.
         """
         sizes = tuple(array.nbytes for array in self._constants)
         inside = names is not None and self._fits_inside()
-        network = tuple(self._tensors), tuple(self._operators), sizes, source, output
-        named = () if names is None else self._names(dict(zip((source, output), names, strict=True)))
+        network = tuple(self._tensors), tuple(self._operators), sizes, tuple(sources), tuple(outputs)
+        named = () if names is None else self._names(dict(zip((*sources, *outputs), names, strict=True)))
         content, offsets, places = _head(*network, named, inside, tuple((metadata or {}).items()))
         head = bytearray(content)
         for tensor, scale in self._scales.items():
@@ -260,8 +260,8 @@ def _head(
     tensors: tuple[_Tensor, ...],
     operators: tuple[_Operator, ...],
     sizes: tuple[int, ...],
-    source: int,
-    output: int,
+    sources: tuple[int, ...],
+    outputs: tuple[int, ...],
     names: tuple[str, ...],
     inside: bool,
     metadata: tuple[tuple[str, str], ...],
@@ -272,8 +272,8 @@ def _head(
         tensors: Its tensors.
         operators: Its operators.
         sizes: Bytes of each constant.
-        source: Input tensor.
-        output: Output tensor.
+        sources: Input tensors.
+        outputs: Output tensors.
         names: Names of the tensors; empty if they have none.
         inside: Constants belong to the flatbuffer.
         metadata: Texts by name.
@@ -285,8 +285,8 @@ def _head(
     codes = list(dict.fromkeys(operator.code for operator in operators))
     graph = schema.SubGraphT(
         tensors=list(map(_tensor, tensors, names or [None] * len(tensors))),
-        inputs=np.array([source], np.int32),
-        outputs=np.array([output], np.int32),
+        inputs=np.array(sources, np.int32),
+        outputs=np.array(outputs, np.int32),
         operators=[_operator(operator, codes.index(operator.code), named=bool(names)) for operator in operators],
     )
     wanted = [

@@ -46,7 +46,7 @@ def write(policy: QuantizedPolicy, *, acts: bool = True, metadata: Mapping[str, 
             tensors[op.name] = model.add(Operator.CONV_2D, [x, *constants], output, **ONE_PIXEL)
         elif isinstance(op, Activation):
             tensors[op.name] = bent(model, op.kind, x, source.scale)
-    return model.to_bytes(tensors[first], tensors[policy.output], (OBSERVATION, "output"), metadata)
+    return model.to_bytes([tensors[first]], [tensors[policy.output]], (OBSERVATION, "output"), metadata)
 
 
 def bent(model: Model, kind: str, x: int, scale: float) -> int:

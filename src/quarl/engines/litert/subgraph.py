@@ -24,6 +24,7 @@ from quarl.policy import operators
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, readers, shapes
 from quarl.policy.grids import pixel_grid
 from quarl.policy.operators import OBSERVATION, Linear, Op, QuantizedTensor
+from quarl.policy.recurrent import ports
 
 
 def write(
@@ -36,7 +37,8 @@ def write(
     """Return the .tflite file of the policy for one row at a time; a runtime may resize its batch.
 
     The input is the raw observation [1, *shape], float32 or uint8. The output is float32 [1, n], the input of the
-    policy's head.
+    policy's head. A policy with a memory reads one row with its state; if it acts, each part of the state is an input
+    and an output of its own, as in `policy.recurrent.ports`.
 
     Args:
         policy: The policy.
@@ -47,8 +49,8 @@ def write(
     Raises:
         UnsupportedError: The runtime has no kernels for the precision or an operator.
     """
-    lowering = Lowering(policy)
-    content = lowering.to_bytes(acts=acts, metadata=metadata)
+    lowering = Lowering(policy, acts=acts)
+    content = lowering.to_bytes(metadata)
     if say is not None and (foreign := lowering.model.foreign_to_micro()):
         say(f"this file is for LiteRT: TFLite Micro has no kernels for {foreign}; it runs fp32 and static int8")
     return content
@@ -73,36 +75,37 @@ class Value:
 class Lowering:
     """Builder of the file, operator by operator; conversions between reals and codes are added when first needed."""
 
-    def __init__(self, policy: QuantizedPolicy) -> None:
+    def __init__(self, policy: QuantizedPolicy, *, acts: bool = False) -> None:
         check_bits(policy, "LiteRT")
         self.policy = policy
-        self.acts = False
+        self.acts = acts
+        self.ports = ports(policy, apart=acts)
         self.model = Model()
         self.model.scope = OBSERVATION
         self.final = final_linear(policy)
         self.shapes = shapes(policy)
         self.readers = readers(policy)
-        shape = (1, *policy.observation_shape)
         if policy.observation_dtype == "uint8":
-            self.source = self.model.value(shape, np.uint8, 0)
+            self.sources = [self.model.value((1, *policy.observation_shape), np.uint8, 0)]
             self.values = {OBSERVATION: Value()}
         else:
-            self.source = self.model.value(shape)
-            self.values = {OBSERVATION: Value(real=self.source)}
+            self.sources = [self.model.value((1, *self.shapes[port.value])) for port in self.ports]
+            self.values = {port.value: Value(real=real) for port, real in zip(self.ports, self.sources, strict=True)}
 
-    def to_bytes(self, *, acts: bool, metadata: Mapping[str, str] | None = None) -> bytes:
+    def to_bytes(self, metadata: Mapping[str, str] | None = None) -> bytes:
         """Return the file."""
-        self.acts = acts
         for op in self.policy.ops:
             if op.name not in self.values:
                 self.model.scope = op.name
                 self.values[op.name] = LOWERINGS[type(op)](self, op)
-        output = self.real(self.policy.output)
-        if not acts:
-            return self.model.to_bytes(self.source, output, metadata=metadata)
+        output, *parts = (self.real(port.computed) for port in self.ports)
+        if not self.acts:
+            return self.model.to_bytes(self.sources, [output], metadata=metadata)
         self.model.scope = "action"
-        output = elementwise.action(self.model, self.policy.head, output)
-        return self.model.to_bytes(self.source, output, (OBSERVATION, "output"), metadata)
+        # A tensor has one name, and a part may be an input or the output, too: each part is copied.
+        outputs = [elementwise.action(self.model, self.policy.head, output), *(self.times(part, 1) for part in parts)]
+        names = [*(port.name for port in self.ports), *(port.next for port in self.ports)]
+        return self.model.to_bytes(self.sources, outputs, names, metadata)
 
     def plain(self, name: str) -> int:
         """Return the float32 tensor of a value, with the axes of the policy."""
@@ -114,7 +117,7 @@ class Lowering:
         value = self.values[name]
         if value.real is None and name == OBSERVATION:
             # Bytes are codes on a grid of integers: XNNPACK has no cast, but it dequantizes.
-            value.real = elementwise.centered(self.model, self.source)
+            value.real = elementwise.centered(self.model, self.sources[0])
         if value.real is None and value.scaled is not None:
             value.real = self.times(self.plain(value.scaled.inputs[0]), value.scaled.factor)
         if value.real is None:
@@ -131,7 +134,7 @@ class Lowering:
         value, grid = self.values[name], self.policy.grids[name]
         if value.codes is None and self.acts and self._counts_bytes(value.scaled, grid):
             # LiteRT's two kernels through float32 are faster, but TFLite Micro needs four times the memory for them.
-            value.codes = elementwise.rounded(self.model, self.source, grid)
+            value.codes = elementwise.rounded(self.model, self.sources[0], grid)
         if value.codes is None:
             value.codes = elementwise.quantized(self.model, self.real(name), grid)
         return value.codes
@@ -178,13 +181,23 @@ class Lowering:
 
     def _rounded(self, op: operators.Rounded) -> Value:
         real, grid = self.real(op.inputs[0]), self.policy.grids.get(op.name)
-        if grid is None:
-            return Value(real=real)
+        return Value(real=real) if grid is None else self._on(real, grid, evenly=self.acts)
+
+    def _on(self, real: int, grid: ActivationGrid, *, turned: bool = False, evenly: bool = False) -> Value:
+        """Return real numbers on the grid.
+
+        Args:
+            real: float32 tensor.
+            grid: The grid.
+            turned: It has images [B, H, W, C].
+            evenly: Round halves to even in TFLite Micro, too, whose QUANTIZE does not; products are often halves.
+        """
+        if grid.bits <= 8 and not evenly:
+            return Value(codes=elementwise.quantized(self.model, real, grid), grid=grid, turned=turned)
+        integers = elementwise.counted(self.model, elementwise.each(self.model, Operator.DIV, real, grid.scale), grid)
         if grid.bits <= 8:
-            return Value(codes=elementwise.quantized(self.model, real, grid), grid=grid)
-        return Value(
-            real=self.times(elementwise.counted(self.model, self.times(real, 1 / grid.scale), grid), grid.scale)
-        )
+            return Value(codes=elementwise.rounded(self.model, integers, grid), grid=grid)
+        return Value(real=self.times(integers, grid.scale), turned=turned)
 
     def _linear(self, op: Linear) -> Value:
         spec, name, relu = self.policy.spec, op.inputs[0], self._relu_of(op)
@@ -241,13 +254,7 @@ class Lowering:
             real = elementwise.activation(self.model, op, self.real(op.inputs[0]))
             if target is None or op.inputs[0] not in self.policy.grids:
                 return Value(real=real, turned=source.turned)
-            if target.bits > 8:
-                integers = elementwise.counted(
-                    self.model, elementwise.each(self.model, Operator.DIV, real, target.scale), target
-                )
-                real = self.times(integers, target.scale)
-                return Value(real=real, turned=source.turned)
-            return Value(codes=elementwise.quantized(self.model, real, target), grid=target, turned=source.turned)
+            return self._on(real, target, turned=source.turned)
         codes = self.codes(op.inputs[0])
         scale = steady_scale(op, source.grid, target)
         if scale is None:

@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 
 from quarl.arrays import Array
-from quarl.engines.onnx.translation import OUTPUT, write
+from quarl.engines.onnx.translation import write
 from quarl.errors import QuarlError
 from quarl.policy.graph import QuantizedPolicy, shapes
 from quarl.policy.operators import OBSERVATION
@@ -36,7 +36,7 @@ class Onnx:
         self._output = np.zeros((batch, *shape_of[policy.output]), np.float32)
         self._binding = self._session.io_binding()
         self._binding.bind_input(OBSERVATION, "cpu", 0, *_place(self._observation))
-        self._binding.bind_output(OUTPUT, "cpu", 0, *_place(self._output))
+        self._binding.bind_output("output", "cpu", 0, *_place(self._output))
 
     def run(self, observations: Array) -> Array:
         """Return float32 outputs [batch, n] of observations [batch, *shape]."""

@@ -77,18 +77,17 @@ class File:
         """Append uint8 codes of a float32 tensor that counts steps: ties to even, shifted, saturated."""
         return self.node("QuantizeLinear", steps, self.number(1), self.constant(np.uint8(zero_point)))
 
-    def serialize(self, source: str, dtype: Any, shape: list[Any], target: str, output: str, width: list[Any]) -> bytes:
+    def serialize(
+        self, inputs: Mapping[str, tuple[Any, list[Any]]], outputs: Mapping[str, tuple[str, list[Any]]]
+    ) -> bytes:
         """Return the file.
 
         Args:
-            source: Name of the input.
-            dtype: numpy type of the input.
-            shape: Shape of the input; a text is an open axis.
-            target: Name of the output, float32.
-            output: Tensor that becomes the output.
-            width: Shape of the output.
+            inputs: numpy type and shape of each input by name; a text in a shape is an open axis.
+            outputs: Tensor, float32, and shape of each output by name.
         """
-        self._nodes.append(helper.make_node("Identity", [output], [target]))
+        self._nodes += [helper.make_node("Identity", [tensor], [name]) for name, (tensor, _) in outputs.items()]
+        value, kind_of = helper.make_tensor_value_info, helper.np_dtype_to_tensor_dtype
         types = (constant.data_type for constant in self._constants.values())
         opset = max((OLDEST_OPSET, *(TYPES_SINCE.get(kind, 0) for kind in types)))
         self._place_axes(opset)
@@ -96,8 +95,8 @@ class File:
             helper.make_graph(
                 self._nodes,
                 "policy",
-                [helper.make_tensor_value_info(source, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)],
-                [helper.make_tensor_value_info(target, onnx.TensorProto.FLOAT, width)],
+                [value(name, kind_of(np.dtype(kind)), shape) for name, (kind, shape) in inputs.items()],
+                [value(name, onnx.TensorProto.FLOAT, shape) for name, (_, shape) in outputs.items()],
                 list(self._constants.values()),
             ),
             opset_imports=[helper.make_opsetid("", opset)],

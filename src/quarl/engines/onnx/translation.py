@@ -26,8 +26,8 @@ from quarl.policy import operators
 from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, shapes
 from quarl.policy.grids import EXACT
 from quarl.policy.operators import OBSERVATION, Linear, Op, QuantizedTensor, as_float32
+from quarl.policy.recurrent import ports
 
-OUTPUT = "output"
 NIBBLE_SHIFT = 8
 """Offset like SHIFT, for codes of half a byte."""
 
@@ -40,6 +40,9 @@ def write(
     metadata: Mapping[str, str] | None = None,
 ) -> bytes:
     """Return the .onnx file: "observation" [batch, *shape] to "output" float32 [batch, n].
+
+    A policy with a memory reads one row with its state; if it acts, each part of the state is an input and an output of
+    its own, as in `policy.recurrent.ports`.
 
     A batch of 1 needs fewer operators per layer, with the same results bit for bit. Weights of 5 to 8 bits are stored
     in 8. Those of 2 to 4 bits are stored in 4 (UINT4, widened by a Cast that a runtime folds when it loads the file).
@@ -97,18 +100,21 @@ class Translation:
         if dtype == "uint8":
             self.values[OBSERVATION] = self.file.cast(OBSERVATION, np.float32)
             self.not_negative.add(OBSERVATION)
-        for op in self.policy.ops:
+        row = ports(self.policy, apart=acts)
+        self.values |= {port.value: port.name for port in row if port.value not in self.values}
+        for op in (each for each in self.policy.ops if each.name not in self.values):
             self.values[op.name] = LOWERINGS[type(op)](self, op)
             rectified = isinstance(op, operators.Activation) and op.kind in ("relu", "sigmoid")
             kept = isinstance(op, operators.Flatten) or (isinstance(op, operators.Scale) and (op.factor >= 0).all())
             if rectified or (kept and op.inputs[0] in self.not_negative):
                 self.not_negative.add(op.name)
         batch: list[Any] = ["batch" if self.batch is None else self.batch]
-        shape, width = (batch + list(self.shapes[name]) for name in (OBSERVATION, self.policy.output))
-        output, head = self.real(self.policy.output), self.policy.head
+        inputs = {port.name: (dtype, [*batch, *self.shapes[port.value]]) for port in row}
+        outputs = {port.next: (self.real(port.computed), [*batch, *self.shapes[port.computed]]) for port in row}
+        head, (output, _) = self.policy.head, outputs[row[0].next]
         if acts and not head.is_discrete:
-            output, width = weightless.action(self.file, head, output), [*batch, head.low.size]
-        return self.file.serialize(OBSERVATION, dtype, shape, OUTPUT, output, width)
+            outputs[row[0].next] = weightless.action(self.file, head, output), [*batch, head.low.size]
+        return self.file.serialize(inputs, outputs)
 
     def real(self, name: str) -> str:
         """Return the float32 tensor of a value."""
@@ -129,6 +135,12 @@ class Translation:
     def quantized(self, tensor: str, grid: ActivationGrid) -> Codes:
         scale, zero_point = self.file.number(grid.scale), self.file.constant(np.uint8(grid.zero_point + SHIFT))
         return Codes(self.file.node("QuantizeLinear", tensor, scale, zero_point), grid)
+
+    def on(self, tensor: str, grid: ActivationGrid) -> str | Codes:
+        """Return the tensor's numbers moved to the nearest levels of the grid."""
+        if grid.bits <= 8:
+            return self.quantized(tensor, grid)
+        return self.file.node("Mul", self.counted(tensor, grid), self.file.number(grid.scale))
 
     def counted(self, tensor: str, grid: ActivationGrid) -> str:
         """Return the codes of a tensor on a grid of any bits, as float32 integers counted from the zero point."""
@@ -267,18 +279,11 @@ class Translation:
             return weightless.activation(self.file, op, self.real(op.inputs[0]))
         if grid.bits <= 8 and isinstance(first, Codes):
             return self.tabled(op, first, grid)
-        real = weightless.activation(self.file, op, self.real(op.inputs[0]))
-        if grid.bits <= 8:
-            return self.quantized(real, grid)
-        return self.file.node("Mul", self.counted(real, grid), self.file.number(grid.scale))
+        return self.on(weightless.activation(self.file, op, self.real(op.inputs[0])), grid)
 
     def rounded(self, op: operators.Rounded) -> str | Codes:
         real, grid = self.real(op.inputs[0]), self.policy.grids.get(op.name)
-        if grid is None:
-            return real
-        if grid.bits <= 8:
-            return self.quantized(real, grid)
-        return self.file.node("Mul", self.counted(real, grid), self.file.number(grid.scale))
+        return real if grid is None else self.on(real, grid)
 
     def pool(self, op: operators.Pool2d) -> str | Codes:
         first, channels = self.values[op.inputs[0]], self.shapes[op.name][0]
