@@ -9,6 +9,7 @@ import numpy as np
 
 from quarl import formats
 from quarl.arrays import Array
+from quarl.engines import reference
 from quarl.errors import QuarlError
 from quarl.export import golden, runtimes, targets
 from quarl.export.contract import POLICY
@@ -32,8 +33,9 @@ class VerifyRow(Row):
 
     command = "verify"
     check: Annotated[str, Column("check")]
-    """sha256 of files, contract, golden vectors, rollout (fresh observations), recorded observations, against fp32 (on
-    a kind of states), return (episodes); of C: 32-bit sums, points of the first grid, or grid of a layer."""
+    """sha256 of files, contract, golden vectors, sequence (with the file's own state), rollout (fresh observations),
+    recorded observations, against fp32 (on a kind of states), return (episodes); of C: 32-bit sums, points of the first
+    grid, or grid of a layer."""
     runtime: Annotated[str | None, Column("runtime", lambda name: name or "")] = None
     version: Annotated[str | None, Column("version", lambda version: version or "")] = None
     arithmetic: Annotated[str | None, Column("arithmetic", lambda arithmetic: arithmetic or "")] = None
@@ -96,9 +98,39 @@ def held(check: str, policy: QuantizedPolicy, target: str, vectors: Golden, runt
     )
 
 
+def held_in_order(policy: QuantizedPolicy, vectors: Golden, runtime: Runtime) -> VerifyRow:
+    """Compare a runtime with the reference over recorded observations in order, each with its own state.
+
+    Args:
+        policy: The policy, which has a memory.
+        vectors: Golden vectors, of which the recorded observations are used.
+        runtime: Runtime of the file.
+    """
+    seen = vectors.observations[: len(vectors.given) - vectors.edges - vectors.off_path, : policy.seen[0]]
+    engine = reference.load(policy, 1, "f32-rne" if runtime.arithmetic == "qdq" else runtime.arithmetic)
+    expected, got = (
+        golden.carried(policy, run, seen[: golden.NUM_RECORDED])
+        for run in (lambda row: golden.given(policy, engine.run(row)), runtime.run)
+    )
+    difference, result = compare(policy, expected, got, runtime.arithmetic)
+    return VerifyRow(
+        check="sequence",
+        runtime=runtime.name,
+        version=runtime.version,
+        arithmetic=runtime.arithmetic,
+        count=len(got),
+        # one rounding moves all later states
+        result=result if difference is None or is_exact(policy, runtime.arithmetic) else "reported",
+        detail=str(difference or ""),
+    )
+
+
 def _beside(policy: QuantizedPolicy, predicted: Array, got: Array) -> str:
     """Return a clause about the distance of actions in TFLite Micro's arithmetic from those of `predict`."""
-    ours, theirs = (policy.head(each) if policy.head.is_discrete else each for each in (predicted, got))
+    ours, theirs = (
+        policy.head(each) if policy.head.is_discrete else each[:, : each.shape[1] - policy.state.size]
+        for each in (predicted, got)
+    )
     away = golden.first_difference(ours.reshape(len(ours), -1), theirs.reshape(len(ours), -1))
     if away is None:
         return "equal to TFLite Micro's arithmetic; actions are those of predict"
@@ -173,4 +205,4 @@ def _up_to(policy: QuantizedPolicy, last: Linear) -> QuantizedPolicy:
     if len(shapes(policy)[last.name]) > 1:
         ops.append(Flatten(f"{last.name}.flat", (last.name,)))
     grids = {name: grid for name, grid in policy.grids.items() if name in needed - {last.name}}
-    return replace(policy, ops=tuple(ops), head=ActionHead("argmax"), grids=grids)
+    return replace(policy, ops=tuple(ops), head=ActionHead("argmax"), grids=grids, state=policy.state[:0])

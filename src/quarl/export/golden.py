@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,7 +38,8 @@ class Golden:
     outputs: Array
     """Outputs of the network, float32 [N, n], which the action head reads."""
     given: Array
-    """Outputs of an exported file, float32 [N, m]: scores of discrete actions, or the action within its bounds."""
+    """Outputs of an exported file, float32 [N, m]: scores of discrete actions, or the action within its bounds; then
+    the next state."""
     codes: Mapping[str, Array]
     """int8 or int16 codes [N, *shape] by value with a grid; empty except in static mode."""
     edges: int = 0
@@ -121,8 +122,26 @@ def computed(policy: QuantizedPolicy, observations: Array, arithmetic: str = "f3
 
 
 def given(policy: Policy, outputs: Array) -> Array:
-    """Return a file's outputs, float32 [N, m], for the network's outputs [N, n]."""
-    return outputs if policy.head.is_discrete else policy.head(outputs).astype(np.float32).reshape(len(outputs), -1)
+    """Return a file's outputs, float32 [N, m], for the network's outputs [N, n]; the next state follows both."""
+    if policy.head.is_discrete:
+        return outputs
+    actions, state = policy.head(outputs).astype(np.float32), outputs[:, outputs.shape[1] - policy.state.size :]
+    return np.concatenate([actions.reshape(len(outputs), -1), state], axis=1)
+
+
+def carried(policy: Policy, run: Callable[[Array], Array], seen: Array) -> Array:
+    """Return outputs of a file [N, m] that carries its own state, which is reset at the start and in the middle.
+
+    Args:
+        policy: The policy in the file.
+        run: Function from one row to the file's outputs for it.
+        seen: Observations [N, K], without the state, in order.
+    """
+    outputs, state = list[Array](), policy.state
+    for number, observation in enumerate(seen):
+        outputs.append(run(np.concatenate([observation, state])[None])[0])
+        state = policy.state if number + 1 == len(seen) // 2 else outputs[-1][-policy.state.size :]
+    return np.stack(outputs)
 
 
 def read(data: bytes, where: str) -> Golden:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version as installed
 from multiprocessing.connection import Connection
@@ -123,7 +124,7 @@ def _serve(about: tuple[str, Path, QuantSpec | None], link: Connection) -> None:
 
 
 def sound(file: Path) -> None:
-    """Raise QuarlError unless a .tflite or .onnx file is well-formed, has one input and an operator, and is complete.
+    """Raise QuarlError unless a .tflite or .onnx file is well-formed and complete, with inputs and outputs of a policy.
 
     LiteRT verifies the flatbuffer of a .tflite file; an .onnx file may not name data in other files.
     """
@@ -133,18 +134,28 @@ def sound(file: Path) -> None:
             from ai_edge_litert import schema_py_generated as schema
             from ai_edge_litert.interpreter import Interpreter
 
-            Interpreter(model_content=content, num_threads=1)
-            graph = schema.Model.GetRootAs(content).Subgraphs(0)
-            inputs, operators = graph.InputsLength(), graph.OperatorsLength()
+            own = Interpreter(model_content=content, num_threads=1)
+            count = schema.Model.GetRootAs(content).Subgraphs(0).OperatorsLength()
+            inputs, outputs = (
+                [each["shape"].tolist() for each in side]
+                for side in (own.get_input_details(), own.get_output_details())
+            )
         else:
             with extras("a check of .onnx files"):
                 import onnx
             model = onnx.load_model_from_string(content)
-            inputs, operators = len(model.graph.input), len(model.graph.node)
+            inputs, outputs = (
+                [[axis.dim_param or axis.dim_value for axis in each.type.tensor_type.shape.dim] for each in side]
+                for side in (model.graph.input, model.graph.output)
+            )
+            count = len(model.graph.node)
             with _refusals(f"{file.name} has data in other files, which are not read"):
                 onnx.load_external_data_for_model(model, os.devnull)
-    if inputs != 1 or not operators:
-        raise QuarlError(f"{file.name} has {inputs} inputs and {operators} operators; a policy has one input")
+    if not count or len(inputs) != max(len(outputs), 1) or inputs[1:] != outputs[1:]:
+        raise QuarlError(
+            f"{file.name} has {len(inputs)} inputs, {len(outputs)} outputs and {count} operators; a policy has one "
+            "input and one output, and of both another one of the same shape for each part of its state"
+        )
 
 
 def load(
@@ -244,11 +255,54 @@ def for_file(file: Path) -> list[str]:
     return [name for name, kind in RUNTIMES.items() if file.suffix.lower() in kind.suffixes]
 
 
+def _by_parts(call: Callable[[list[Array]], Iterable[Any]], sizes: Sequence[Any]) -> Row:
+    """Return the function of one row, which is an observation followed by the state if a file has several inputs.
+
+    Args:
+        call: Function from the file's inputs to its outputs, in order.
+        sizes: Numbers of each input.
+    """
+    if len(sizes) == 1:
+        return lambda x: next(iter(call([x])))
+    places = [0, *np.cumsum(sizes[:-1], dtype=int).tolist(), None]
+    parts = [slice(*ends) for ends in itertools.pairwise(places)]
+    return lambda x: np.concatenate([np.ravel(each) for each in call([x[:, part] for part in parts])])
+
+
+def _stepping(
+    write: Callable[[Any, int], Any], invoke: Callable[[], Any], read: Callable[[int], Any], inputs: Any, outputs: Any
+) -> Callable[[list[Array]], list[Any]]:
+    """Return the function from the inputs of an interpreter to its outputs.
+
+    Args:
+        write: Sets an input.
+        invoke: Runs the operators.
+        read: Returns an output.
+        inputs: Numbers by which the interpreter knows its inputs.
+        outputs: Numbers of its outputs.
+    """
+
+    def call(parts: list[Array]) -> list[Any]:
+        for number, part in zip(inputs, parts, strict=True):
+            write(part, number)
+        invoke()
+        return [read(number) for number in outputs]
+
+    return call
+
+
 def _litert(name: str, file: Path) -> RowByRow:
     from quarl.engines.litert import LiteRT
 
     engine = LiteRT(file.read_bytes(), 1, measured=True)
-    return RowByRow(name, "f32-rne", installed("ai-edge-litert"), engine.run)
+    own = engine.interpreter
+    (inputs, sizes), (outputs, _) = (
+        zip(*((each["index"], each["shape"][-1]) for each in side), strict=True)
+        for side in (own.get_input_details(), own.get_output_details())
+    )
+    call = _stepping(lambda part, number: own.set_tensor(number, part), own.invoke, own.get_tensor, inputs, outputs)
+    row = engine.run if len(inputs) == 1 else _by_parts(call, sizes)
+    return RowByRow(name, "f32-rne", installed("ai-edge-litert"), row)
 
 
 def _ort(name: str, file: Path) -> RowByRow:
@@ -258,10 +312,9 @@ def _ort(name: str, file: Path) -> RowByRow:
 
     content = file.read_bytes()
     session = onnxruntime.InferenceSession(content, on_one_thread(), providers=["CPUExecutionProvider"])
-    (source,) = session.get_inputs()
-    return RowByRow(
-        name, _onnx_arithmetic(content), onnxruntime.__version__, lambda x: session.run(None, {source.name: x})[0]
-    )
+    names, sizes = zip(*((each.name, each.shape[-1]) for each in session.get_inputs()), strict=True)
+    row = _by_parts(lambda parts: session.run(None, dict(zip(names, parts, strict=True))), sizes)
+    return RowByRow(name, _onnx_arithmetic(content), onnxruntime.__version__, row)
 
 
 def openvino_saturates() -> bool:
@@ -283,26 +336,32 @@ def _openvino(name: str, file: Path) -> RowByRow:
     import openvino
 
     compiled = openvino.Core().compile_model(file, "CPU", {"EXECUTION_MODE_HINT": "ACCURACY"})
-    return RowByRow(name, "qdq", installed(name), lambda x: compiled([x])[0])
+    sizes = [each.partial_shape[-1].get_length() for each in compiled.inputs]
+    return RowByRow(name, "qdq", installed(name), _by_parts(lambda parts: compiled(parts).to_tuple(), sizes))
 
 
 def _tract(name: str, file: Path) -> RowByRow:
     import tract
 
-    state = tract.onnx().load(file).into_model().into_runnable().spawn_state()
-    return RowByRow(name, _onnx_arithmetic(file.read_bytes()), installed(name), lambda x: state.run([x])[0].to_numpy())
+    model, content = tract.onnx().load(file).into_model(), file.read_bytes()
+    sizes, state = [fact.dim(fact.rank() - 1) for fact in model.input_facts()], model.into_runnable().spawn_state()
+    row = _by_parts(lambda parts: [each.to_numpy() for each in state.run(parts)], sizes)
+    return RowByRow(name, _onnx_arithmetic(content), installed(name), row)
 
 
 def _tflm(name: str, file: Path) -> RowByRow:
     """Load a file into TFLite Micro's reference kernels, as in its Python package."""
-    interpreter = _micro(file)
-
-    def row(x: Array) -> Any:
-        interpreter.set_input(x, 0)
-        interpreter.invoke()
-        return interpreter.get_output(0)
-
+    own, places = _micro(file), range(_num_inputs(file))
+    call = _stepping(own.set_input, own.invoke, own.get_output, places, places)
+    row = _by_parts(call, [own.get_input_details(place)["shape"][-1] for place in places])
     return RowByRow(name, "q31-double", installed("tflite-micro"), row)
+
+
+def _num_inputs(file: Path) -> int:
+    """Return the number of inputs of a .tflite file, which is also that of its outputs."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    return int(schema.Model.GetRootAs(file.read_bytes()).Subgraphs(0).InputsLength())
 
 
 def arena(file: Path, spec: QuantSpec | None = None) -> int:
@@ -313,8 +372,9 @@ def arena(file: Path, spec: QuantSpec | None = None) -> int:
     load("tflm", file, spec)
     with muted((2,)) as said:
         interpreter = _micro(file)
-        about = interpreter.get_input_details(0)
-        interpreter.set_input(np.zeros(about["shape"], about["dtype"]), 0)
+        for place in range(_num_inputs(file)):
+            about = interpreter.get_input_details(place)
+            interpreter.set_input(np.zeros(about["shape"], about["dtype"]), place)
         interpreter.invoke()
         interpreter.print_allocations()
         size = int(said().split("Arena allocation total ")[1].split()[0])

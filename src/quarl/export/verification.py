@@ -21,7 +21,7 @@ from quarl.evaluation import evaluate
 from quarl.export import contract, golden, runtimes, targets
 from quarl.export.contract import CONTRACT, GOLDEN, POLICY, SUMS, Exported
 from quarl.export.damage import place
-from quarl.export.equal import TIGHT, VerifyRow, held
+from quarl.export.equal import TIGHT, VerifyRow, held, held_in_order
 from quarl.export.golden import Golden
 from quarl.export.runtimes import Runtime
 from quarl.export.states import disagreements, rollout
@@ -169,6 +169,8 @@ def verify(
         if policy is not None:
             for check, each in compared.items():
                 yield held(check, policy, target, each, runtime)
+            if policy.state.size:
+                yield held_in_order(policy, compared["golden vectors"], runtime)
         if home is not None and episodes:
             played = _return(exported, Loaded(runtime, path), episodes, seed, home)
             yield _judged(runtime, played, baseline, margin_pct, seed)
