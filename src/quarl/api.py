@@ -427,6 +427,8 @@ class Agent:
                 say(line)
             if self.policy.inputs:
                 say(f"it reads one row, as gymnasium flattens it: {layout(self.policy.inputs)}")
+            if self.policy.state.size:
+                say("it has a memory: feed each output NAME.next back as input NAME; episodes start with policy.state")
         else:
             raise QuarlError(f"cannot save {target.name} as {suffix}: use .safetensors, .quarl, .tflite or .onnx")
         say(sentence(self.policy))

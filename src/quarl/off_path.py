@@ -62,7 +62,8 @@ def off_path(
 
     Raises:
         QuarlError: The environment does not fit the policy, or fails.
-        UnsupportedError: There is no box: a number has no bounds, or there are more than MOST_INPUTS.
+        UnsupportedError: There is no box: a number has no bounds, there are more than MOST_INPUTS, or the policy has a
+            memory.
     """
     if kind != "box":
         return record(
@@ -77,8 +78,10 @@ def off_path(
         )
     with held(partial(environment.make_for, policy)) as env:
         space: Any = env.observation_space
-    if np.size(space.low) > MOST_INPUTS or not np.isfinite(space.high - space.low).all():
-        raise UnsupportedError(f"no box: its observations need {MOST_INPUTS} numbers or fewer, and bounds for each")
+    if policy.state.size or np.size(space.low) > MOST_INPUTS or not np.isfinite(space.high - space.low).all():
+        raise UnsupportedError(
+            f"no box: its observations need {MOST_INPUTS} numbers or fewer, bounds for each, and no state beside them"
+        )
     rng = np.random.default_rng((STREAMS.index(stream), seed))
     return np.asarray(rng.uniform(space.low, space.high, (count, *space.shape)), policy.observation_dtype)
 

@@ -7,6 +7,7 @@ from typing import Any
 from quarl.commands import model, terminal
 from quarl.config import ExportConfig
 from quarl.export import export, quantised
+from quarl.export.contract import memory
 from quarl.export.equal import VerifyRow
 from quarl.export.numbers import read_names
 from quarl.export.targets import file_of
@@ -41,7 +42,7 @@ def run(config: ExportConfig) -> None:
     said += [
         contract["action"]["meaning"],
         sentence(exported),
-        *filter(None, [outside(exported.provenance.wrappers)]),
+        *filter(None, ["" if config.to == "c" else memory(contract), outside(exported.provenance.wrappers)]),
         f"file: {path}",
     ]
     title = f"{exported.provenance.title(config.env)}: {exported.spec.in_words} for {config.to}"

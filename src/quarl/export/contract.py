@@ -22,12 +22,13 @@ from quarl.engines import int16x8
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.export.numbers import are_as_many, bounds, named, observed, sizes
 from quarl.export.targets import PACKAGES, TARGETS, reference_of
-from quarl.inert.reading_budget import read_json
+from quarl.inert.reading_budget import MAX_NUMBERS, read_json
 from quarl.policy.artifact import plain, provenance_from_json, provenance_to_json
 from quarl.policy.container import raw
-from quarl.policy.graph import ActionHead, QuantizedPolicy, macs
+from quarl.policy.graph import ActionHead, QuantizedPolicy, macs, shapes
 from quarl.policy.inputs import Input, layout
 from quarl.policy.operators import QuantizedTensor
+from quarl.policy.recurrent import ports
 from quarl.quant.spec import QuantSpec
 
 POLICY, CONTRACT, GOLDEN, SUMS = "policy.quarl", "contract.json", "golden.npz", "SHA256SUMS"
@@ -109,7 +110,7 @@ def contract(
         "environment": {key: of[field] for key, field in ENVIRONMENT.items()},
         "control_period": 1 / names["control_hz"] if names and "control_hz" in names else None,
         "observation": {
-            "shape": list(policy.observation_shape),
+            "shape": list(policy.seen),
             "dtype": policy.observation_dtype,
             "layout": f"{order}: {layout(policy.inputs)}" if policy.inputs else order,
             "inputs": list(map(astuple, policy.inputs)),
@@ -131,6 +132,7 @@ def contract(
             "numbers": named(names or {}, "action"),
             "meaning": CODES if arithmetic == "int16x8" else meaning(head),
         },
+        **({"state": _parts(policy)} if policy.state.size else {}),
         "layers": [
             {
                 "name": op.name,
@@ -159,8 +161,24 @@ def sha256(data: bytes) -> str:
 
 def box(policy: QuantizedPolicy) -> dict[str, list[float]] | None:
     """Return the ends of the calibration observations in one row each, as short as float32 allows."""
-    ends = zip(("low", "high"), policy.box or (), strict=False)
-    return {end: [float(str(number)) for number in numbers.flat] for end, numbers in ends} or None
+    ends, size = zip(("low", "high"), policy.box or (), strict=False), math.prod(policy.seen)
+    return {end: [float(str(number)) for number in numbers.flat[:size]] for end, numbers in ends} or None
+
+
+def _parts(policy: QuantizedPolicy) -> list[dict[str, Any]]:
+    """Return names, sizes and initial numbers of the parts of the state; `start` is a number if all are equal."""
+    sizes = [shapes(policy)[port.computed][0] for port in ports(policy)[1:]]
+    about = zip(ports(policy)[1:], sizes, np.split(policy.state, np.cumsum(sizes)[:-1]), strict=True)
+    return [{"name": port.name, "next": port.next, "size": n, "start": bounds(start)} for port, n, start in about]
+
+
+def memory(full: Mapping[str, Any]) -> str:
+    """Return a sentence about the state that the caller of a file carries; "" without one."""
+    parts = ", ".join(f"{part['next']} is {part['name']} [{part['size']}]" for part in full.get("state", ()))
+    return parts and (
+        f"it has a memory: {parts} of the next step; at the start of an episode these are the numbers `start` under "
+        "`state` in contract.json"
+    )
 
 
 def meaning(head: ActionHead) -> str:
@@ -194,6 +212,7 @@ def inner(full: Mapping[str, Any]) -> str:
         "spec": full["spec"],
         "sha256": full["sha256"],
         "action": {name: value for name, value in full["action"].items() if name not in ("meaning", "numbers")},
+        **{name: full[name] for name in ("state",) if name in full},
         "bits": {layer["name"]: layer["bits"] for layer in full["layers"]},
         "box": full["observation"]["box"],
     }
@@ -294,16 +313,19 @@ def policy_of(contract: Mapping[str, Any], where: str) -> Exported:
             start=int(action["start"]),
             zero_based=action["zero_based"] is True,
             segments=tuple(map(int, action["segments"])),
+            width=size if "state" in contract else 0,
             **({} if discrete else {end: _bounds(action[end], action["shape"], end) for end in ("low", "high")}),
         )
-        spec = contract.get("spec")
+        spec, shape = contract.get("spec"), tuple(map(int, observation["shape"]))
+        state = _state(contract.get("state", []))
         return Exported(
-            observation_shape=tuple(map(int, observation["shape"])),
+            observation_shape=(shape[0] + state.size,) if state.size else shape,
+            state=state,
             observation_dtype="uint8" if observation["dtype"] == "uint8" else "float32",
             inputs=tuple(Input(str(k), kind, tuple(s), tuple(v)) for k, kind, s, v in observation["inputs"]),
             ops=(),
             head=head,
-            box=_box(ends, observation["shape"]) if (ends := contract.get("box")) is not None else None,
+            box=_box(ends, observation["shape"], state.size) if (ends := contract.get("box")) is not None else None,
             provenance=provenance_from_json({**of_environment, **{name: of[name] for name in SOURCE}}),
             spec=QuantSpec.from_json(spec) if spec else QuantSpec.parse(contract["precision"], mode=contract["mode"]),
             width=size,
@@ -313,12 +335,25 @@ def policy_of(contract: Mapping[str, Any], where: str) -> Exported:
 
 
 @np.errstate(over="ignore")
-def _box(given: Any, shape: list[int]) -> tuple[Array, Array]:
-    """Return the ends of the calibration observations, float32 [*shape], that `box` wrote."""
+def _state(parts: list[dict[str, Any]]) -> Array:
+    """Return the state at the start of an episode, float32 [S], that `_parts` wrote; empty without a memory."""
+    sizes = [int(part["size"]) for part in parts]
+    if sum(sizes) > MAX_NUMBERS:
+        raise ValueError(f"its state has {sum(sizes):,} numbers")
+    starts = (np.broadcast_to(np.float32(part["start"]), size) for part, size in zip(parts, sizes, strict=True))
+    return np.concatenate([np.zeros(0, np.float32), *starts])
+
+
+@np.errstate(over="ignore")
+def _box(given: Any, shape: list[int], more: int) -> tuple[Array, Array]:
+    """Return the ends of the calibration observations, float32 [*shape], that `box` wrote.
+
+    A state of `more` numbers behind them has no ends.
+    """
     low, high = (np.array(given[end], np.float32).reshape(shape) for end in ("low", "high"))
     if not np.isfinite([low, high]).all() or (low > high).any():
         raise ValueError("its box has a low end above the high one, or one that is not finite")
-    return low, high
+    return (np.append(low, [-np.inf] * more), np.append(high, [np.inf] * more)) if more else (low, high)
 
 
 def _bounds(given: Any, shape: list[int], end: str) -> Any:

@@ -34,7 +34,7 @@ Number = tuple[int, str, str]
 def sizes(policy: Policy) -> dict[str, int]:
     """Return how many numbers an observation has, and how many an action or, for discrete ones, its scores."""
     return {
-        "observation": math.prod(policy.observation_shape),
+        "observation": math.prod(policy.seen),
         "action": policy.num_outputs if policy.head.is_discrete else policy.head.low.size,
     }
 
@@ -97,7 +97,7 @@ def observed(
     low = high = None
     if env is not None and isinstance(space := env.observation_space, gymnasium.spaces.Box):
         low, high = bounds(space.low), bounds(space.high)
-    shape = policy.observation_shape
+    shape = policy.seen
     numbers = _of_inputs(policy) if policy.inputs else [] if env is None else _made(env, shape)
     entries, end = [], 0
     for count, name, maker in numbers or [(math.prod(shape[1:]), "", "")] * shape[0]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from quarl.export.contract import memory
 from quarl.policy.inputs import KINDS
 from quarl.readers.normalizer import outside
 
@@ -29,6 +30,30 @@ output = policy.get_tensor(policy.get_output_details()[0]["index"])[0, 0, 0] * i
     "onnx": """import onnxruntime
 policy = onnxruntime.InferenceSession("policy.onnx")
 output = policy.run(None, {"observation": observation[None]})[0][0]""",
+    "tflite with a memory": """import json, pathlib
+import numpy
+from ai_edge_litert.interpreter import Interpreter
+policy = Interpreter("policy.tflite", num_threads=1)
+policy.allocate_tensors()
+first, *parts = policy.get_input_details()
+result, *following = policy.get_output_details()
+start = [numpy.full((1, part["size"]), part["start"], numpy.float32)
+         for part in json.loads(pathlib.Path("contract.json").read_text())["state"]]
+state = start  # at the start of each episode
+policy.set_tensor(first["index"], observation[None])
+for part, numbers in zip(parts, state):
+    policy.set_tensor(part["index"], numbers)
+policy.invoke()
+output = policy.get_tensor(result["index"])[0]
+state = [policy.get_tensor(part["index"]) for part in following]""",
+    "onnx with a memory": """import json, pathlib
+import numpy, onnxruntime
+policy = onnxruntime.InferenceSession("policy.onnx")
+start = {part["name"]: numpy.full((1, part["size"]), part["start"], numpy.float32)
+         for part in json.loads(pathlib.Path("contract.json").read_text())["state"]}
+state = start  # at the start of each episode
+(output,), *following = policy.run(None, {"observation": observation[None], **state})
+state = dict(zip(start, following))""",
     "c": """#include "NAME.h"
 {x} observation[MACRO_OBSERVATION];
 switch (NAME_{act}(observation, action)) {
@@ -107,13 +132,15 @@ def readme(contract: Mapping[str, Any], file: str) -> str:
     )
     if kind == "c":
         gives = f"`{name}_act` gives the action, `{name}_raw` the network's outputs; numbers are the bits of float32"
+    carries = "" if kind == "c" else memory(contract)
     takes = f"one raw observation, {observation['dtype']} [{shape}]", "Do not\nnormalize, scale or clip it first"
     if contract["io"] != "float":
         takes = "int16 codes of one observation", "`io` of\n`contract.json` says how to compute them, [1, 1, n]"
         if tables := contract["io"]["int8_tables"]:
             gives += f". Negative numbers of {', '.join(tables)} (ELU) go through a table of int8 codes"
     x, act = ("uint8_t", "act") if observation["dtype"] == "uint8" else ("float", "act_float")
-    call = CALLS.get(contract["target"], CALLS[kind]).replace("{x}", x).replace("{act}", act)
+    calls = f"{kind} with a memory" if carries else contract["target"]
+    call = CALLS.get(calls, CALLS[kind]).replace("{x}", x).replace("{act}", act)
     call = call.replace("NAME", name).replace("MACRO", name.upper())
     package, box = contract["package"], BOX if observation["box"] else ""
     loop = LOOP.format(PACKAGES[package]).replace("NAME", name) if package else ""
@@ -128,7 +155,7 @@ def readme(contract: Mapping[str, Any], file: str) -> str:
 `{file}` takes {takes[0]}, {observation["layout"]}{made}. {takes[1]}.
 Its numbers are named in `contract.json`. NaN: {observation["nan"]}.{due}{box}{_names(contract)}
 
-{"; ".join(filter(None, (gives, outside(contract["environment"]["wrappers"]))))}.
+{"; ".join(filter(None, (gives, carries, outside(contract["environment"]["wrappers"]))))}.
 
 ```{"c" if kind == "c" else "python"}
 {call}
