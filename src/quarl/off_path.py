@@ -80,7 +80,7 @@ def off_path(
         space: Any = env.observation_space
     if policy.state.size or np.size(space.low) > MOST_INPUTS or not np.isfinite(space.high - space.low).all():
         raise UnsupportedError(
-            f"no box: its observations need {MOST_INPUTS} numbers or fewer, bounds for each, and no state beside them"
+            f"no box: its observations need {MOST_INPUTS} numbers or fewer, and bounds for each, and no state"
         )
     rng = np.random.default_rng((STREAMS.index(stream), seed))
     return np.asarray(rng.uniform(space.low, space.high, (count, *space.shape)), policy.observation_dtype)

@@ -153,8 +153,8 @@ def sound(file: Path) -> None:
                 onnx.load_external_data_for_model(model, os.devnull)
     if not count or len(inputs) != max(len(outputs), 1) or inputs[1:] != outputs[1:]:
         raise QuarlError(
-            f"{file.name} has {len(inputs)} inputs, {len(outputs)} outputs and {count} operators; a policy has one "
-            "input and one output, and of both another one of the same shape for each part of its state"
+            f"{file.name} has {len(inputs)} inputs and {count} operators, and {len(outputs)} outputs; a policy has one "
+            "input and one output, and two more of one shape for each part of its state"
         )
 
 
