@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from onnx import helper, numpy_helper
 
 import quarl
 import require
+from onnx_models import model, nodes, put, random
 from quarl.cli import main
 from quarl.engines.numpy_operators import as_float
 from quarl.errors import QuarlError
@@ -34,38 +34,6 @@ SAMPLES = {
     "godot-player.onnx": "argmax",
 }
 """Their heads; "" leaves it to the file."""
-RNG = np.random.default_rng(0)
-
-
-def random(*shape: int) -> np.ndarray:
-    return RNG.standard_normal(shape).astype(np.float32)
-
-
-def nodes(text: str) -> list[onnx.NodeProto]:
-    """Nodes as in "Slice x from to > y; Elu y > z | alpha=0.5"; a name after @ is the node's."""
-    made = []
-    for line in text.split(";"):
-        words, _, options = line.partition("|")
-        inputs, _, outputs = words.partition(">")
-        kind, *names = inputs.split()
-        kind, _, name = kind.partition("@")
-        read = {key: ast.literal_eval(value) for key, value in (option.split("=", 1) for option in options.split())}
-        made.append(helper.make_node(kind, names, outputs.split(), name=name, **read))
-    return made
-
-
-def model(text: str, arrays, inputs=None, outputs=None, opsets=(), **options) -> onnx.ModelProto:
-    """A model of nodes, constants by name, and inputs and outputs by name with their shapes."""
-    ends = inputs or {"obs": [None, 4]}, outputs or {"actions": None}
-    sources, results = ([helper.make_tensor_value_info(n, 1, shape) for n, shape in each.items()] for each in ends)
-    constants = [numpy_helper.from_array(np.asarray(array), name) for name, array in arrays.items()]
-    graph = helper.make_graph(nodes(text), "g", sources, results, constants)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20), *opsets], ir_version=9, **options)
-
-
-def put(folder: Path, made: onnx.ModelProto) -> Path:
-    (folder / "m.onnx").write_bytes(made.SerializeToString())
-    return folder / "m.onnx"
 
 
 def outputs(path: Path, observations: np.ndarray, name: str) -> np.ndarray:
@@ -225,14 +193,12 @@ def test_functions_of_the_file_are_followed_with_their_attributes(tmp_path: Path
     np.testing.assert_allclose(actions(load.read(path), observations), want, rtol=1e-5)
 
 
-INPUTS = {"obs": [None, 4], "memory": [None, 4], "gain": [None, 1]}
-STATE = {"inputs": INPUTS, "outputs": {"actions": None, "later": [None, 4]}}
+INPUTS = {"obs": [None, 4], "gain": [None, 1]}
 REFUSED = {
     "unread": ("Erf h > p; Relu h > q", {"outputs": {"p": None, "q": None}}, "'q', 'p'; choose the action with --out"),
     "operator": ("Erf@/actor/Erf h > actions", {}, "operator Erf ('/actor/Erf'): it is not in the operator set"),
     "head": ("Relu h > output", {"outputs": {"output": None}}, "choose one of --head raw, clip[:LOW,HIGH]"),
     "outputs": ("Relu h > p; Tanh h > q", {"outputs": {"p": None, "q": None}}, "'p', 'q'; choose the action with --ou"),
-    "state": ("Add h memory > actions; Relu actions > later", STATE, "'memory' is a state; recurrent policies are no"),
     "inputs": ("Add h gain > actions", {"inputs": INPUTS}, "'gain', 'obs', not on one; set those that are constant w"),
     "dynamic": (LAST, {"inputs": {"obs": [None, "n"]}}, "only the batch may be dynamic"),
     "half": ("Mul h half > actions", {}, "'half' does not hold float32 numbers; export it in float32"),
