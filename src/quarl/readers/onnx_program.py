@@ -16,11 +16,14 @@ from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError, in_one_line, note, printable
 from quarl.inert.zip import Opened
 from quarl.policy.graph import ActionHead, Policy, Provenance, as_metadata
-from quarl.policy.operators import OBSERVATION, Op, Shape
+from quarl.policy.operators import OBSERVATION, Shape
+from quarl.policy.recurrent import SEEN
 from quarl.readers import action_heads
 from quarl.readers.onnx_constants import ONNX, Constants, attributes, parsed
-from quarl.readers.onnx_operators import Call, evaluate
-from quarl.readers.symbolic import Choice, Symbolic, Value
+from quarl.readers.onnx_operators import FLOATS, Call, evaluate
+from quarl.readers.onnx_recurrent import ORDER, layer, pairs
+from quarl.readers.recurrent_values import remembering
+from quarl.readers.symbolic import Choice, Symbolic, Value, indices
 
 MASKS = "action_masks"
 """ML-Agents' input of allowed discrete actions, which becomes ones."""
@@ -50,7 +53,7 @@ def read(file: Opened, head: str = "", output: str = "", fix: Mapping[str, float
         fix: Constant numbers for inputs that are not the observation.
 
     Raises:
-        UnsupportedError: An operator has no counterpart in the graph, or the policy has a state.
+        UnsupportedError: An operator has no counterpart in the graph, or the states are not clear.
         QuarlError: The file is damaged, or does not decide on output, observation or head.
     """
     model = parsed(data := file.contents(), file.path)
@@ -59,14 +62,13 @@ def read(file: Opened, head: str = "", output: str = "", fix: Mapping[str, float
     try:
         program = _Program(model, file.path.parent, fix or {})
         name = program.action(output)
-        ops, observation, action_head, said = program.policy(name, head)
+        network, observation, action_head, said = program.policy(name, head)
         kind = program.inputs[observation].type.tensor_type.elem_type
-        if kind not in TYPES:
-            raise UnsupportedError(f"input {observation!r} is neither float32 nor uint8")
+        if kind not in TYPES or (TYPES[kind] == "uint8" and "state" in network):
+            raise UnsupportedError(f"input {observation!r} is neither float32 nor, without a state, uint8")
         policy = Policy(
-            observation_shape=program.graph.shapes[observation],
+            **network,
             observation_dtype=TYPES[kind],
-            ops=tuple(ops),
             head=action_head,
             provenance=Provenance(
                 origin="onnx", metadata=as_metadata((each.key, each.value) for each in model.metadata_props)
@@ -95,6 +97,10 @@ class _Program:
         if unknown := set(fix) - set(self.inputs):
             raise QuarlError(f"--fix names {sorted(unknown)[0]!r}, but its inputs are {_listed(self.inputs)}")
         self.values: Values = {}
+        self.states: dict[str, str] = {}
+        """Outputs that are the next states, by the inputs that are the last ones."""
+        self.seen: set[str] = set()
+        """Inputs beside the states."""
         self.depth = 0
 
     def action(self, asked: str) -> str:
@@ -103,7 +109,8 @@ class _Program:
             raise QuarlError(f"--output-name {asked!r} is not one of its outputs {_listed(self.outputs)}")
         names = [asked] if asked else [name for name in self.outputs if self.is_computed(name)]
         if len(preferred := [name for name in names if name in ACTIONS]) == 1:
-            return preferred[0]
+            names = preferred
+        names = self.without_states(names)
         distinct: dict[Any, str] = {}
         for name in names if len(names) > 1 else ():
             value = self.value(name)
@@ -113,9 +120,8 @@ class _Program:
         if len(names) == 1 and names[0].lower() not in action_heads.ACTION_NAMES:
             # An output with an unknown operator may be the action too, unless it depends on other inputs.
             unread = [name for name in self.outputs if isinstance(self.values.get(name), UnsupportedError)]
-            names += [name for name in unread if name not in names and self.sources(name) & self.sources(names[0])]
-        for name in names if len(names) > 1 else ():
-            self.check_states(name, self.sources(name))
+            unread = [name for name in unread if name not in (*names, *self.states.values())]
+            names += [name for name in unread if self.sources(name) & self.sources(names[0])]
         if len(names) != 1:
             raise QuarlError(f"its outputs are {_listed(names or self.outputs)}; choose the action with --output-name")
         return names[0]
@@ -128,31 +134,51 @@ class _Program:
         except UnsupportedError:
             return value
 
-    def policy(self, name: str, asked: str) -> tuple[list[Op], str, ActionHead, list[str]]:
-        """Return the operators of the action, the input that is the observation, the head, and lines about them.
+    def without_states(self, names: Sequence[str]) -> list[str]:
+        """Return the names of outputs that may be the action, after the states are known."""
+        actions = names if len(names) == 1 else [each for each in names if each.lower() in action_heads.ACTION_NAMES]
+        others = {
+            name: _row(self.outputs[name]) for name in self.outputs if name not in actions and self.is_computed(name)
+        }
+        sources = {name: self.sources(name) for name in (*actions, *others)}
+        read = set().union(*sources.values())
+        floats = {each for each in read if self.inputs[each].type.tensor_type.elem_type in FLOATS}
+        last = {name: _row(self.inputs[name]) for name in self.inputs if name in floats and len(read) > 1}
+        self.states = pairs(last, others, sources)
+        names = [name for name in names if name not in self.states.values()]
+        self.seen = set().union(*map(self.sources, actions or names)) - self.states.keys()
+        for place, name in enumerate(self.states):
+            self.graph.budget.copy(8 * math.prod(last[name]))
+            self.values[name] = self.graph.state(f"state{place}.{_plain(name)}", np.zeros(last[name], np.float32))
+        for name in self.seen if self.states and len(self.seen) == 1 else ():
+            row = self.graph.source(SEEN, (1, math.prod(shape := self.shape(name))))
+            self.values[name] = self.graph.move(row, indices(row).reshape(shape))
+        return names
+
+    def policy(self, name: str, asked: str) -> tuple[dict[str, Any], str, ActionHead, list[str]]:
+        """Return the fields of the network, the input that is the observation, the head, and lines about them.
 
         Args:
             name: Name of the output that is the action.
             asked: The head that the user asks for.
         """
-        value = self.value(name)
-        if isinstance(value, UnsupportedError):
-            self.check_states(name, self.sources(name))
-            raise value
-        if not isinstance(value, Value):
-            raise QuarlError(f"output {name!r} is a constant; choose the action with --output-name")
-        network, head, line = action_heads.resolve(self.graph, value, name, asked)
-        ops = self.graph.ops(network)
-        alive = {source for op in ops for source in op.inputs if source in self.inputs}
-        self.check_states(name, alive)
+        network, head, line = action_heads.resolve(self.graph, self.computed(name), name, asked)
+        ops, carried = self.graph.ops(network), [each for each in self.states if each in self.sources(name)]
+        read = {source for op in ops for source in op.inputs}
+        alive = {each for each in self.inputs if getattr(self.values.get(each), "form", "") in read}
+        alive = self.seen if carried else alive
         if len(alive) != 1:
-            others = "; set those that are constant with --fix NAME=VALUE" if alive else ""
+            others = "; set those that are constant with --fix NAME=VALUE"
+            others += "; a state has an output of its name (h_in, h_out), or the only one of its shape"
             raise UnsupportedError(
-                f"output {name!r} depends on the inputs {_listed(sorted(alive))}, not on one{others}"
+                f"output {name!r} depends on the inputs {_listed(sorted(alive))}, not on one{others if alive else ''}"
             )
-        observation = alive.pop()
+        (observation,) = alive
         said = [line]
-        if dummies := sorted(set(self.inputs) - {observation, *self.fixed}):
+        if carried:
+            both = (f"{each[:60]!r} (the next one is {self.states[each][:60]!r})" for each in carried)
+            said.append(f"state, which starts at 0: {', '.join(both)}")
+        if dummies := sorted(set(self.inputs) - {observation, *carried, *self.fixed}):
             said.append(f"inputs on which output {name!r} does not depend are left out: {_listed(dummies)}")
         if fixed := [f"{each} = {number:g}" for each, number in self.fixed.items()]:
             said.append(f"constant inputs: {', '.join(fixed)}")
@@ -160,22 +186,13 @@ class _Program:
             said.append(
                 "its random numbers are replaced by their most probable value: Multinomial by argmax, noise by 0"
             )
-        renamed = {observation: OBSERVATION}
+        if carried:
+            following = {self.values[each].form: self.computed(self.states[each]) for each in carried}
+            fields = remembering(self.graph, self.values[observation], network, following)
+            return fields, observation, replace(head, width=network.size), said
+        renamed = {(origin := self.values[observation].form): OBSERVATION}
         ops = [replace(op, inputs=tuple(renamed.get(source, source) for source in op.inputs)) for op in ops]
-        return ops, observation, head, said
-
-    def check_states(self, action: str, inputs: Iterable[str]) -> None:
-        """Refuse a policy with a memory.
-
-        A state is one of several inputs on which the action depends, from which another output of its shape is
-        computed.
-        """
-        inputs = sorted(inputs)
-        for name in inputs if len(inputs) > 1 else ():
-            for other in self.outputs:
-                same = _dims(self.outputs[other]) == _dims(self.inputs[name])
-                if other != action and same and self.is_computed(other) and name in self.sources(other):
-                    raise UnsupportedError(f"input {name!r} is a state; recurrent policies are not read yet")
+        return {"observation_shape": self.graph.shapes[origin], "ops": tuple(ops)}, observation, head, said
 
     def is_computed(self, name: str) -> bool:
         """Return whether the output depends on an input otherwise than by Identity and Cast."""
@@ -188,20 +205,35 @@ class _Program:
         return {each for each in self.ancestors(self.makers, [name]) if each in self.inputs and each not in self.fixed}
 
     def ancestors(self, makers: Mapping[str, onnx.NodeProto], names: Iterable[str]) -> set[str]:
-        """Return the names of all values from which values are computed, including themselves."""
+        """Return the names of all values from which values are computed, including themselves.
+
+        Args:
+            makers: Nodes by the names of their outputs.
+            names: Names of the values; a state is computed from the one before it.
+        """
         seen: set[str] = set()
         stack = list(names)
         while stack:
             name = stack.pop()
             if name not in seen:
                 seen.add(name)
-                stack.extend(makers[name].input if name in makers else ())
+                later = [self.states[name]] if name in self.states else []
+                stack.extend(makers[name].input if name in makers else later)
         return seen
 
     def value(self, name: str) -> Any:
         """Return the value of an output, or the error of the operator that cannot compute it."""
         self.run(self.nodes, self.values, [name])
         return self.read(self.values, name)
+
+    def computed(self, name: str) -> Value:
+        """Return the value of an output that depends on the observation."""
+        value = self.value(name)
+        if isinstance(value, UnsupportedError):
+            raise value
+        if not isinstance(value, Value):
+            raise QuarlError(f"output {name!r} is a constant; choose the action with --output-name")
+        return value
 
     def run(
         self, nodes: Sequence[onnx.NodeProto], values: Values, wanted: Sequence[str], outer: Call | None = None
@@ -241,6 +273,8 @@ class _Program:
                 return self.inlined(call, self.functions[node.domain, node.op_type])
             if node.domain not in ONNX:
                 raise UnsupportedError(f"it is in the domain {node.domain[:60]!r}, which is not ONNX's own")
+            if node.op_type in ORDER:
+                return layer(self.graph, call)
             return _constant(options) if node.op_type == "Constant" else evaluate(self.graph, call)
         except UnsupportedError as error:
             return error if str(error).startswith("operator ") else call.error(error)
@@ -315,15 +349,25 @@ def _constant(options: Mapping[str, Any]) -> Array:
     raise UnsupportedError("its value is not numbers")
 
 
+def _row(declared: onnx.ValueInfoProto) -> Shape:
+    """Return the declared shape with 1 for dynamic axes."""
+    return tuple(n or 1 for n in _dims(declared))
+
+
 def _dims(declared: onnx.ValueInfoProto) -> Shape:
     """Return the declared shape; 0 for dynamic axes."""
-    return tuple(int(dim.dim_value) for dim in declared.type.tensor_type.shape.dim)
+    return tuple(max(0, int(dim.dim_value)) for dim in declared.type.tensor_type.shape.dim)
 
 
 def _layer_name(node: onnx.NodeProto, label: str) -> str:
     """Return the name of a layer: that of the module that owns its weight, otherwise that of the node."""
     owner = next((name for name in node.input[1:2] if name.endswith(".weight")), "")
-    return re.sub(r"[^\w./-]", "_", owner.removesuffix(".weight") or label.strip("/"))[-80:] or "layer"
+    return _plain(owner.removesuffix(".weight") or label.strip("/")) or "layer"
+
+
+def _plain(name: str) -> str:
+    """Return a name for the graph."""
+    return re.sub(r"[^\w./-]", "_", name)[-80:]
 
 
 def _listed(names: Iterable[str]) -> str:
