@@ -7,7 +7,7 @@ from typing import Any
 
 from quarl.errors import UnsupportedError
 from quarl.policy import recurrent
-from quarl.policy.operators import Activation, Mul
+from quarl.policy.operators import Activation, Mul, Slice
 from quarl.policy.recurrent import CELL, HIDDEN, State, Weights
 from quarl.readers.symbolic import Symbolic, Value
 
@@ -22,21 +22,30 @@ def remembering(graph: Symbolic, observation: Value, output: Value, carried: Map
         carried: The next state, part by part, by the names of `starts`.
 
     Raises:
-        UnsupportedError: The next state has another size.
+        UnsupportedError: The next state has another shape.
     """
     outputs = [graph.name(x, (x.size,)) for x in (output, *carried.values())]
+    # A state that is the observation, or another state, has an operator of its own, which static mode rounds.
+    outputs = [
+        name if name in graph.operators else graph.add_ops(Slice(f"{name}.copied", (name,), 0, graph.shapes[name]))
+        for name in outputs
+    ]
     for part, value in carried.items():
-        if value.size != graph.starts[part].size:
+        if value.shape != graph.starts[part].shape:
             raise UnsupportedError(
-                f"the state {part[:60]!r} has {graph.starts[part].size} numbers, the next one {value.size}"
+                f"the state {part[:60]!r} has shape {list(graph.starts[part].shape)}, the next one {list(value.shape)}"
             )
-    states = []
+    states, ops = [], graph.needed(outputs)
     for part, name in zip(carried, outputs[1:], strict=True):
+        if not any(part in op.inputs for op in ops):
+            raise UnsupportedError(
+                f"the state {part[:60]!r} is written, but the output does not depend on it: leave it out"
+            )
         makers = [graph.operators.get(each) for each in getattr(graph.operators.get(name), "inputs", ())]
         kinds = {op.kind for op in makers if isinstance(op, Activation)}
         hidden = name in graph.hidden or (isinstance(graph.operators[name], Mul) and kinds == {"sigmoid", "tanh"})
         states.append(State(part, name, graph.starts[part].reshape(-1), HIDDEN if hidden else CELL))
-    return recurrent.remembering(observation.size, states, graph.needed(outputs), outputs[0])
+    return recurrent.remembering(observation.size, states, ops, outputs[0])
 
 
 def lstm(graph: Symbolic, name: str, x: Value, last: Sequence[Value], weights: Weights) -> tuple[Value, Value]:

@@ -118,7 +118,12 @@ class Symbolic:
         Args:
             name: Name of the part.
             start: Its numbers at the start of an episode, in the shape that it has in the file.
+
+        Raises:
+            UnsupportedError: Another value has the name.
         """
+        if name in self.shapes:
+            raise UnsupportedError(f"a state is named {name[:60]!r}, as another value is; rename it")
         self.shapes[name], self.starts[name] = (start.size,), start
         self.behind.add(name)
         return Value(start.shape, name)
