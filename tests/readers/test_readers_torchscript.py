@@ -89,12 +89,6 @@ def test_sample_of_torchscript_becomes_verified_c(name, tmp_path, capsys):
     assert "equal" in capsys.readouterr().out
 
 
-def test_recurrent_sample_is_refused_by_name(capsys):
-    path = require.folder("agents-wild") / "torchscript" / "unitree-g1-motion-lstm.pt"
-    line = refused(capsys, "inspect", path)
-    assert line.endswith("rnn.py, line 87: operator torch.lstm: recurrent policies are not read yet")
-
-
 def test_a_program_that_reads_parts_has_the_width_of_their_end(tmp_path):
     code = "return (self.2).forward(torch.cat([torch.slice(input, 1, 0, 3), torch.slice(input, 1, 4, 9)], 1), )"
     policy = load.read(script(tmp_path, code.replace("self.2", "getattr(self, '2')")))
@@ -112,8 +106,8 @@ REFUSED = {
     "return " + "-" * 9000 + "1": "is not TorchScript",
     "return " + "(" * 90 + "1" + ")" * 90: "too deep or too long",
     "return torch.expand(torch.zeros([1, 5]), [1000000000, 5])": "more than .* bytes",
-    "self.training = True\nreturn input": "writes to 'self.training': recurrent policies are not read yet",
-    "_0 = torch.copy_((getattr(self, '0')).weight, input)\nreturn input": "writes to a tensor.*: recurrent policies",
+    "self.training = True\nreturn input": "writes to 'self.training': only float tensors of the module",
+    "_0 = torch.copy_((getattr(self, '0')).weight, input)\nreturn input": "the state '0.weight' is written, but",
     "if input:\n  pass\nreturn input": "line 3: a branch depends on the observation",
     FIRST + "return torch.div(a, 0.)": "line 4: operator torch.div: it divides by 0",
     FIRST + "return torch.add(a, torch.relu_(a))": "overwritten in place",

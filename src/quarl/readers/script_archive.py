@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.errors import QuarlError, UnsupportedError, first_line
-from quarl.inert.objects import Malformed
+from quarl.errors import QuarlError, first_line
+from quarl.inert.objects import Inert, Malformed
 from quarl.inert.pickle import interpret
 from quarl.inert.reading_budget import current
 from quarl.inert.zip import Opened
@@ -20,8 +20,6 @@ BYTES_PER_VALUE = 5
 """Bytes of code that count as one value of a file; the code of a policy with an LSTM has 30,000 bytes."""
 MAX_BRACKETS, MAX_LINE = 60, 2**14
 """Largest depth of brackets, and length of a line of code, which TorchScript's writer breaks at 80 characters."""
-RECURRENT = re.compile(rb"torch\.(lstm|gru|rnn_\w+|\w+_cell)\(")
-MEMORY = "recurrent policies are not read yet"
 _ALLOWED = re.compile(rf"{NAMES.pattern}|__torch__(\.\w+)* \w+|torch\.jit\._pickle \w+")
 
 
@@ -35,6 +33,8 @@ class Archive:
         """Functions and constants by dotted name; a method has the name of its class in front."""
         self.files: dict[ast.AST, str] = {}
         """File of each part of the code."""
+        self.written: set[str] = set()
+        """Attributes that a function may write to."""
         for file_name, text in self.folder("code").items():
             if file_name.endswith(".py"):
                 self._parse(file_name, text)
@@ -63,9 +63,6 @@ class Archive:
 
     def _parse(self, file: str, text: bytes) -> None:
         """Find the functions in one file of code."""
-        if found := RECURRENT.search(text):
-            place = f"{self.where}: {file}, line {len(text[: found.start()].splitlines())}"
-            raise UnsupportedError(f"{place}: operator {found[0][:-1].decode()}: {MEMORY}")
         current(self.where).parse(len(text) // BYTES_PER_VALUE)
         letters = np.frombuffer(text, np.uint8)
         opening, closing = (np.isin(letters, list(brackets)).astype(np.int64) for brackets in (b"([{", b")]}"))
@@ -84,6 +81,28 @@ class Archive:
             for node in owner.body if isinstance(owner, ast.ClassDef) else [owner]:
                 if isinstance(node, ast.FunctionDef) and self.globals.setdefault(prefix + node.name, node) is not node:
                     raise QuarlError(f"{self.place(node)}: a second function is named {node.name:.60}")
+                self._find_writes(node)
+
+    def _find_writes(self, function: ast.stmt) -> None:
+        """Add the attributes to which a function assigns, or of which an operator overwrites the numbers."""
+        made: dict[str, ast.expr] = {}
+        places: list[ast.expr] = []
+        for node in ast.walk(function):
+            match node:
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    made[name] = value
+                case ast.Assign(targets=[ast.Attribute() as target]):
+                    places.append(target)
+                case ast.Call(func=ast.Attribute(attr=name), args=[place, *_]) if name[-2:-1] != "_" == name[-1]:
+                    places.append(place)
+        while places:  # follow views and local names to the attribute
+            match places.pop():
+                case ast.Name(id=name) if name in made:
+                    places.append(made.pop(name))
+                case ast.Call(args=[place, *_]) | ast.Subscript(value=place):
+                    places.append(place)
+                case ast.Attribute(attr=name):
+                    self.written.add(name)
 
     def value(self, value: Any, name: str, folder: str = "data") -> Any:
         """Return a value of a pickle as the evaluator reads it: tensors as arrays, other values as they are.
@@ -93,6 +112,8 @@ class Archive:
             name: Its dotted name.
             folder: Folder of the numbers of tensors.
         """
+        if isinstance(value, Inert) and value.name == "build_tensorlist":
+            return [self.value(each, name, folder) for each in value.args[0]]
         if not is_tensor(value):
             self.names.setdefault(id(value), name)
             return value

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from quarl.errors import QuarlError, UnsupportedError, first_line, printable
 from quarl.inert.objects import Inert
-from quarl.readers.script_archive import MEMORY, Archive
+from quarl.readers.script_archive import Archive
 from quarl.readers.symbolic import Symbolic, Value
-from quarl.readers.torch_operators import PLAIN, VIEWS, operate
+from quarl.readers.torch_operators import PLAIN, VIEWS, WEIGHT, operate
 
 MAX_STEPS = 10_000
 """Largest number of expressions that are evaluated; a policy of ten layers takes 500."""
-TYPED = ("annotate", "unchecked_cast")
-"""Functions that only declare the type of their second argument."""
+NO_STATE = "only float tensors of the module, overwritten as a whole, are a policy's state"
+TYPED = ("annotate", "unchecked_cast", "uninitialized")
+"""Functions that only declare a type: that of their second argument, or of a value that is never read."""
 
 
 class Evaluator:
     """One evaluation of a program for an observation of one width."""
 
-    def __init__(self, archive: Archive, graph: Symbolic) -> None:
-        self.archive, self.graph, self.steps = archive, graph, 0
-        self.shared: set[Value] = set()
-        """Values that share their numbers with others in torch's memory."""
+    def __init__(self, archive: Archive, graph: Symbolic, written: Collection[str]) -> None:
+        self.archive, self.graph, self.steps, self.written = archive, graph, 0, written
+        self.shared: dict[Value, Value] = {}
+        """Values that share their numbers with others in torch's memory, and the value of which all are views."""
         self.overwritten: set[Value] = set()
+        self.newer: dict[int, Value] = {}
+        """Newest values of states, by the ids of their older ones: names of these are names of the same tensor."""
+        self.states: dict[str, Value] = {}
+        """Newest values of the attributes that are `written`, by dotted name."""
 
     def run(self, observation: Value) -> Any:
         """Return the result of the module's `forward`."""
@@ -94,8 +99,20 @@ class Evaluator:
         elif isinstance(target, ast.Tuple) and isinstance(value, list) and len(value) == len(target.elts):
             for part, each in zip(target.elts, value, strict=True):
                 self.assign(part, each, names)
+        elif (
+            isinstance(target, ast.Attribute)
+            and isinstance(value, Value)
+            and not self.parts(value)
+            and len(parts := self.parts(self.value(target, names))) == 1
+        ):
+            self.states[parts[0]] = value
         else:
-            raise self.error(target, f"forward writes to {ast.unparse(target)[:60]!r}: {MEMORY}")
+            raise self.error(target, f"forward writes to {ast.unparse(target)[:60]!r}: {NO_STATE}")
+
+    def parts(self, value: Any) -> list[str]:
+        """Return the names of the parts of the state with which a value shares its numbers."""
+        whole = self.shared.get(value, value) if isinstance(value, Value) else None
+        return [name for name, newest in self.states.items() if self.shared.get(newest, newest) is whole]
 
     def value(self, node: ast.expr, names: dict[str, Any]) -> Any:
         """Return the value of an expression."""
@@ -106,7 +123,7 @@ class Evaluator:
             case ast.Constant(value=constant) if not isinstance(constant, int) or abs(constant) < 2**63:
                 return constant
             case ast.Name(id=name) if name in names:
-                return names[name]
+                return self.newer.get(id(names[name]), names[name])
             case ast.Tuple(elts=parts) | ast.List(elts=parts):
                 return [self.value(part, names) for part in parts]
             case ast.UnaryOp(op=ast.USub(), operand=operand):
@@ -128,17 +145,21 @@ class Evaluator:
         return self.member(self.value(node.value, names), node.attr, node)
 
     def member(self, owner: Any, name: Any, node: ast.AST) -> Any:
-        """Return an attribute of an object, which `node` reads."""
+        """Return the newest value of an attribute of an object, which `node` reads."""
         attributes = owner.attributes if isinstance(owner, Inert) else {}
         if not isinstance(name, str) or name not in attributes:
             raise self.error(node, f"there is no attribute {str(name)[:60]!r}")
-        return self.archive.value(attributes[name], f"{self.archive.names.get(id(owner), '')}.{name}".lstrip("."))
+        value = self.archive.value(attributes[name], f"{self.archive.names.get(id(owner), '')}.{name}".lstrip("."))
+        path = self.archive.names.get(id(value), "")
+        if name in self.written and path not in self.states and getattr(value, "dtype", np.dtype(int)).kind == "f":
+            self.states[path] = self.graph.state(path, value.astype(np.float32))
+        return self.states.get(path, value)
 
     def called(self, node: ast.Call, names: dict[str, Any]) -> Any:
         """Return the result of a call: of an operator, or of a function or a method of the program."""
         name = ast.unparse(node.func)
-        if name in TYPED and len(node.args) == 2:
-            return self.value(node.args[1], names)
+        if name in TYPED:
+            return self.value(node.args[1], names) if len(node.args) == 2 else None
         args = [self.value(each, names) for each in node.args]
         kwargs = {str(each.arg): self.value(each.value, names) for each in node.keywords}
         if name == "getattr" and len(args) == 2:
@@ -164,24 +185,38 @@ class Evaluator:
         """
         in_place, said = name.endswith("_") and not name.endswith("__"), f"operator torch.{name:.60}"
         kind = name.removesuffix("_") if in_place else name
-        given = [x for arg in args for x in (arg if isinstance(arg, list) else [arg])]
-        if any(isinstance(x, list) for x in given):
+        each_arg = [x for arg in args for x in (arg if isinstance(arg, list) else [arg])]
+        if kind not in PLAIN and any(isinstance(x, list) for x in each_arg):
             raise self.error(node, f"{said} reads lists of lists")
-        given = [x for x in given if isinstance(x, Value)]
+        given = [x for x in each_arg if isinstance(x, Value)]
         if in_place and not (args and isinstance(args[0], Value)):
-            raise self.error(node, f"{said} writes to a tensor of the module: {MEMORY}")
-        if self.overwritten.intersection(given) or (in_place and given[0] in self.shared):
+            raise self.error(node, f"{said} writes to a tensor of the module: {NO_STATE}")
+        whole = self.shared.get(given[0], given[0]) if given else None
+        parts = self.parts(args[0]) if in_place else []
+        if self.overwritten.intersection(given) or (in_place and given[0] in self.shared and not parts):
             raise self.error(node, f"{said} reads or writes a value that is overwritten in place; use inplace=False")
-        weights = [self.archive.names.get(id(each), "") for each in args]
-        layer = next((each for each in weights if each.endswith("weight")), "layer").removesuffix(".weight")
+        labels = filter(WEIGHT.search, (f".{self.archive.names.get(id(x), '')}" for x in each_arg))
         try:
-            result = operate(self.graph, kind, layer, args, options)
+            result = operate(self.graph, kind, WEIGHT.sub("", next(labels, ".layer"))[1:] or "weight", args, options)
         except QuarlError as error:
             raise self.error(node, f"{said}: {first_line(error)[:160]}") from None
-        if in_place:
+        if parts and isinstance(whole, Value):
+            if (
+                len(parts) > 1
+                or not isinstance(result, Value)
+                or not result.size == given[0].size == whole.size
+                or self.graph.name(given[0]) != self.graph.name(whole)
+            ):
+                raise self.error(node, f"{said} writes to a part of {parts[0][:60]!r}, or a constant: {NO_STATE}")
+            # in torch, earlier views have the new numbers
+            self.overwritten |= {whole} | {view for view, of in self.shared.items() if of is whole}
+            result = self.states[parts[0]] = Value(whole.shape, self.graph.name(result, (result.size,)))
+            self.newer |= {old: result for old in (id(whole), *self.newer) if self.newer.get(old, whole) is whole}
+        elif in_place:
             self.overwritten.add(given[0])
-        elif kind in VIEWS and given:
-            self.shared.update(given[:1], result if isinstance(result, list) else [result])
+        elif kind in VIEWS and whole is not None:
+            views = [whole, *(result if isinstance(result, list) else [result])]
+            self.shared |= {view: whole for view in views if isinstance(view, Value)}
         return result
 
     def error(self, node: ast.AST, why: str) -> UnsupportedError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,9 +15,14 @@ import numpy as np
 
 from quarl.errors import UnsupportedError, first_line
 from quarl.policy.operators import LEAKY_SLOPE
+from quarl.policy.recurrent import Weights
+from quarl.readers import recurrent_values
 from quarl.readers.onnx_operators import END, Call, evaluate
 from quarl.readers.symbolic import Operand, Symbolic, Value
 
+RECURRENT = ("lstm", "gru", "lstm_cell", "gru_cell")
+WEIGHT = re.compile(r"\.(weight(_[ih]h)?(_l0)?|_flat_weights)$")
+"""Last part of the names of weights, behind the name of the layer."""
 Node = tuple[str, Sequence[Any], Mapping[str, Any]]
 """Operator of ONNX, its inputs and its attributes."""
 TYPES = {None: 1, 3: 6, 4: 7, 6: 1, 7: 11}
@@ -52,9 +58,11 @@ def operate(graph: Symbolic, kind: str, name: str, args: Sequence[Any], options:
     Raises:
         UnsupportedError: The operator has no counterpart.
     """
-    if kind not in PLAIN and kind not in NODES:
+    if kind not in PLAIN and kind not in NODES and kind not in RECURRENT:
         raise UnsupportedError("it is not in the operator set")
     try:
+        if kind in RECURRENT:
+            return _recurrent(graph, kind, name, *args)
         if kind in PLAIN:
             return PLAIN[kind](*args, **options)
         node, inputs, attributes = NODES[kind](*args, **options)
@@ -62,6 +70,44 @@ def operate(graph: Symbolic, kind: str, name: str, args: Sequence[Any], options:
         return evaluate(graph, Call(node, name, kind, operands, attributes, 1))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UnsupportedError(f"its arguments do not fit ({first_line(error)[:100]})") from None
+
+
+def _recurrent(graph: Symbolic, kind: str, name: str, x: Value, last: Any, *rest: Any) -> Any:
+    """Return the results of a cell, or of stacked layers, whose weights and options are the `rest`."""
+    is_cell, states = kind.endswith("_cell"), last if isinstance(last, list | tuple) else [last]
+    layers, dropout, training, both = (1, 0.0, False, False) if is_cell else rest[2:6]
+    weights = [np.asarray(each, np.float32) for each in (rest if is_cell else rest[0]) if each is not None]
+    count, size, steps = len(weights) // layers, weights[1].shape[1], list[Sequence[Value]]()
+    if both or count not in (2, 4) or (dropout and training):
+        raise UnsupportedError("it is bidirectional, has projections or drops out; only plain layers are supported")
+    if not all(isinstance(each, Value) for each in states):
+        raise UnsupportedError(
+            "it is recurrent, but starts each call from the same state, which no call writes or returns"
+        )
+    if x.size != x.shape[-1] or any(each.size != layers * size for each in states):
+        raise UnsupportedError(
+            f"it reads {list(x.shape)} and a state {list(states[0].shape)}; a policy takes one step of one row per call"
+        )
+    bias = [np.zeros(len(weights[0]), np.float32)] * (4 - count)
+    for layer in range(layers):
+        row, label = steps[-1][0] if steps else x, f"{name}.{layer}" if layers > 1 else name
+        parts = [graph.move(each, np.arange(layer * size, (layer + 1) * size)) for each in states]
+        given = Weights(*weights[layer * count :][:count], *bias)
+        steps.append(
+            recurrent_values.lstm(graph, label, row, parts, given)
+            if "lstm" in kind
+            else [recurrent_values.gru(graph, label, row, parts[0], given)]
+        )
+    joined = [graph.name(graph.concat(parts, 0)) for parts in zip(*steps, strict=True)]  # type: ignore[arg-type]
+    graph.hidden.add(joined[0])
+    results = [Value(each.shape, part) for each, part in zip(states, joined, strict=True)]
+    return (
+        [Value((*x.shape[:-1], size), steps[-1][0].form), *results]
+        if not is_cell
+        else results
+        if len(results) > 1
+        else results[0]
+    )
 
 
 def _node(kind: str, *inputs: Any, only: bool = True, **attributes: Any) -> Node:
@@ -160,9 +206,13 @@ NODES: Mapping[str, Callable[..., Node]] = {
         for name, kind in {"mean": "ReduceMean", "sum": "ReduceSum"}.items()
     },
     **dict.fromkeys(("reshape", "view"), lambda x, shape: _node("Reshape", x, shape, allowzero=1)),
-    **dict.fromkeys(("split", "split_with_sizes"), _split),
+    **dict.fromkeys(("split", "split_with_sizes", "unsafe_split"), _split),
+    **dict.fromkeys(("chunk", "unsafe_chunk"), lambda x, chunks, dim=0: _split(x, -(-x.shape[dim] // chunks), dim)),
     "_convolution": lambda x, weight, bias, stride, margin, dilation, transposed, output, groups, *flags: _convolution(
         x, weight, bias, stride, margin, dilation, groups, only=not transposed
+    ),
+    "_native_batch_norm_legit_no_training": lambda x, gain, offset, mean, variance, momentum, eps: _node(
+        "BatchNormalization", x, gain, offset, mean, variance, epsilon=eps
     ),
     "add": lambda a, b, alpha=1: _node("Add", a, b, alpha=alpha),
     "addmm": lambda bias, x, m, beta=1, alpha=1: _node("Gemm", x, m, bias, alpha=alpha, beta=beta),
@@ -171,7 +221,7 @@ NODES: Mapping[str, Callable[..., Node]] = {
         "BatchNormalization", x, gain, offset, mean, variance, epsilon=eps, only=not training and mean is not None
     ),
     "cat": lambda parts, dim=0: _node("Concat", *parts, axis=dim),
-    "chunk": lambda x, chunks, dim=0: _split(x, -(-x.shape[dim] // chunks), dim),
+    "copy": lambda x, other, waits=False: _node("Expand", other, x.shape),
     "clamp_max": lambda x, high: _clip(x, None, high),
     "div": lambda a, b: _node("Div", a if isinstance(a, Value) else np.asarray(a, np.float64), b),
     "elu": lambda x, alpha=1, scale=1, input_scale=1: _node("Elu", x, alpha=alpha, gamma=scale, only=input_scale == 1),
