@@ -98,10 +98,12 @@ class Agent:
         *,
         observation_dtype: Literal["float32", "uint8"] = "float32",
         output: int | None = None,
+        state: tuple[Any, ...] = (),
     ) -> Agent:
         """Return an agent whose network is `module`.
 
-        The module may have dense, convolution, pooling, normalization and activation layers.
+        The module may have dense, convolution, pooling, normalization, activation and recurrent layers. A recurrent
+        one takes and returns its state, as in `output, state = module(observation, *state)`, or keeps it in buffers.
 
         Args:
             module: The network in PyTorch.
@@ -110,6 +112,8 @@ class Agent:
             head: Space of the actions, for which the module returns scores or values; or an ActionHead.
             observation_dtype: Type of the observations if `observation` is a shape.
             output: Index, from 0, of the policy's output if the module returns several tensors; None if it returns one.
+            state: Arguments of the module after the observation at the start of an episode: arrays or tuples of
+                arrays, in their shapes for one observation. It returns the next ones after its output, in this order.
 
         Raises:
             UnsupportedError: A layer has no counterpart; the message names it.
@@ -125,7 +129,7 @@ class Agent:
             fields = observe(from_live(observation, "observation"), "observation").fields
         else:
             fields = {"observation_shape": observation, "observation_dtype": observation_dtype}
-        return cls(from_module(module, **fields, head=head, output=output))
+        return cls(from_module(module, **fields, head=head, output=output, state=state))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.policy,)  # every process loads its own engines and lock

@@ -27,7 +27,7 @@ FOLDED = ARITHMETIC | MOVES | VIEWS | {"mean", "sum", "neg", "batch_norm", "outp
 WAYS: Mapping[tuple[str, ...], str] = {
     ("instance_norm", "group_norm", "rms_norm"): "use nn.LayerNorm or nn.BatchNorm",
     ("celu", "log_sigmoid", "shrink", "prelu", "softplus"): "use nn.SiLU, nn.ELU or another activation of torch's",
-    ("lstm", ".gru.", "rnn_"): "it is recurrent, and policies with a memory are not supported",
+    ("rnn_",): "use nn.LSTM or nn.GRU",
     ("batch_norm",): "a policy sees one row: use running statistics",
     ("log_softmax",): "leave it out: the largest score is the same without",
     (".argmax.", ".max.", "multinomial", "bernoulli"): "leave it out and return the scores: QuaRL chooses the action",
@@ -37,16 +37,20 @@ OTHERWISE = "use nn.Linear, nn.Conv2d, nn.LayerNorm, nn.Flatten, pooling, and ac
 
 
 def exported(module: nn.Module, examples: tuple[torch.Tensor, ...]) -> torch.export.ExportedProgram:
-    """Return the module's graph in evaluation mode."""
+    """Return the module's graph in evaluation mode, without operators that overwrite values."""
     # Gradients are off, so that contexts that turn them off leave no trace.
     with evaluating(module), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.export warns about itself
         try:
-            return torch.export.export(module, examples, strict=False)
+            return torch.export.export(module, examples, strict=False).run_decompositions({})  # type: ignore[no-any-return]
         except Exception as error:  # its errors have no common base; all of them mean the same here
             reason = first_line(error)[:200]
     fix = (
-        "; export it with dynamic_shapes that leave its batch open" if isinstance(module, torch.fx.GraphModule) else ""
+        "; export it with dynamic_shapes that leave its batch open"
+        if isinstance(module, torch.fx.GraphModule)
+        else "; if that is its state, give the one of a new episode, as in state=(np.zeros((1, 64)),)"
+        if "required argument" in reason
+        else ""
     )
     raise UnsupportedError(f"torch.export cannot follow {type(module).__name__}: {reason}{fix}")
 
@@ -89,27 +93,27 @@ def inlined(module: torch.fx.GraphModule) -> torch.fx.Graph:
     return graph
 
 
-def chosen(nodes: Sequence[torch.fx.Node], output: int | None) -> tuple[Any, set[torch.fx.Node]]:
-    """Return the node of the chosen output, and the nodes that contribute to it or overwrite values.
+def chosen(results: Sequence[Any], output: int | None) -> Any:
+    """Return the policy's output among the nodes that the module returns.
 
     Args:
-        nodes: Nodes of the graph in order; the last one returns the outputs.
-        output: Index of the policy's output among the returned tensors, from 0; None for a module with a single output.
+        results: The nodes.
+        output: Index of the output among them, from 0; None for a module with a single output.
 
     Raises:
         UnsupportedError: The module returns several tensors and no output is chosen.
         QuarlError: There is no output with that index.
     """
-    results: Any = nodes[-1].args[0]
     if len(results) != 1 and output is None:
-        last = f" to output={len(results) - 1}" if results else ""
-        raise UnsupportedError(f"the module returns {len(results)} values: choose the policy's with output=0{last}")
+        way = (
+            f"choose the policy's with output=0 to output={len(results) - 1}"
+            if results
+            else "return the output before the state"
+        )
+        raise UnsupportedError(f"the module returns {len(results) or 'no'} values: {way}")
     if not 0 <= (output or 0) < len(results):
         raise QuarlError(f"output={output} is not one of the module's {len(results)} values, counted from 0")
-    used = {results[output or 0]} | {node for node in nodes if kind(node).endswith("_")}
-    for node in reversed(nodes):
-        used.update(node.all_input_nodes if node in used else ())
-    return results[output or 0], used
+    return results[output or 0]
 
 
 def kind(node: torch.fx.Node) -> str:
@@ -120,9 +124,11 @@ def kind(node: torch.fx.Node) -> str:
 
 
 def tensors(node: torch.fx.Node) -> list[torch.Tensor]:
-    """Return example tensors of the results of a node."""
+    """Return example tensors of the results of a node; a batch norm has one."""
     results: Any = node.meta.get("val")
-    return list(results) if isinstance(results, list | tuple) else [results]
+    return (
+        list(results)[: 1 if "batch_norm" in kind(node) else None] if isinstance(results, list | tuple) else [results]
+    )
 
 
 def instead(kind: str, otherwise: str = OTHERWISE) -> str:
@@ -138,13 +144,3 @@ def refusal(node: torch.fx.Node, why: str) -> UnsupportedError:
     place = f"module {path!r} ({cls.rpartition('.')[2]})" if path else "the module's own code"
     way = instead(kind(node), why)
     return UnsupportedError(f"{place} calls {node.target}: {why}{'' if way in why else '; ' + way}")
-
-
-def check_overwrites(node: torch.fx.Node) -> None:
-    """Refuse an in-place operator if its input, or the tensor of which it is a view, is read again."""
-    overwritten = node.args[0]
-    while isinstance(overwritten, torch.fx.Node):
-        if len(overwritten.users) > 1:
-            raise refusal(node, "it overwrites a value that is read elsewhere; use inplace=False")
-        view = kind(overwritten) in VIEWS
-        overwritten = overwritten.args[0] if view else None

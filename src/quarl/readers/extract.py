@@ -29,7 +29,7 @@ from quarl.readers.observation import front, normalizers, observe
 from quarl.readers.plain_spaces import Box, action_head, as_pairs, from_live
 from quarl.readers.sb3 import SBX
 from quarl.readers.sb3_network import CLASSES, LAYOUTS, ON_POLICY, SAC, Parameters, bare, network
-from quarl.readers.trace import trace
+from quarl.readers.trace import remembered, trace
 from quarl.readers.zoo import VEC_FRAME_STACK, samples_actions
 
 PROBES = 8
@@ -57,6 +57,7 @@ def from_module(
     observation_dtype: Literal["float32", "uint8"] = "float32",
     inputs: tuple[Input, ...] = (),
     output: int | None = None,
+    state: tuple[Any, ...] = (),
 ) -> Policy:
     """Return the policy that `module` computes: one output row for each observation of `observation_shape`.
 
@@ -67,6 +68,7 @@ def from_module(
         observation_dtype: Number type of the observations.
         inputs: Parts of an observation that is a row of several.
         output: Index of the output among several returned tensors, as in `trace`.
+        state: State at the start of an episode, as in `trace.remembered`.
 
     Raises:
         UnsupportedError: The module calls an operator outside the set; the error names the first one and its module.
@@ -78,15 +80,19 @@ def from_module(
         raise UnsupportedError(
             "the module is of a model that quantization-aware training rounds: give the model to quarl.from_sb3"
         )
-    scores = head.kind == "argmax"
-    ops = trace(module, [(OBSERVATION, tuple(observation_shape))], observation_dtype, scores=scores, output=output)
-    ops, head = _into_head(ops, head)
+    state, shape = state if isinstance(state, tuple) else (state,), tuple(observation_shape)
+    scores, fields = head.kind == "argmax", dict[str, Any]()
+    if state or (list(module.buffers()) and not isinstance(module, torch.fx.GraphModule)):
+        fields = remembered(module, shape, observation_dtype, state, scores=scores, output=output)
+    if not fields:
+        ops = trace(module, [(OBSERVATION, shape)], observation_dtype, scores=scores, output=output)
+        ops, head = _into_head(ops, head)
+        fields = {"observation_shape": shape, "ops": tuple(ops)}
     return Policy(
-        observation_shape=tuple(observation_shape),
+        head=replace(head, width=fields.pop("width", 0)),
+        **fields,
         observation_dtype=observation_dtype,
         inputs=inputs,
-        ops=tuple(ops),
-        head=head,
         provenance=Provenance(origin="module"),
     )
 
