@@ -14,7 +14,6 @@ from torch import nn
 from quarl.errors import QuarlError, UnsupportedError, first_line
 from quarl.readers.torch_operators import MOVES, VIEWS
 
-CONTEXTS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 SOFTMAX = frozenset(["softmax", "log_softmax"])
 ARITHMETIC = frozenset(["add", "sub", "rsub", "mul", "div"])
 ELEMENTWISE = ARITHMETIC | {"clamp", "clamp_min", "clamp_max", "clip", "expand_as"}
@@ -37,7 +36,7 @@ OTHERWISE = "use nn.Linear, nn.Conv2d, nn.LayerNorm, nn.Flatten, pooling, and ac
 
 
 def exported(module: nn.Module, examples: tuple[torch.Tensor, ...]) -> torch.export.ExportedProgram:
-    """Return the module's graph in evaluation mode, without operators that overwrite values."""
+    """Return the module's graph in evaluation mode, without operators that overwrite values, and without contexts."""
     # Gradients are off, so that contexts that turn them off leave no trace.
     with evaluating(module), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.export warns about itself
@@ -71,26 +70,6 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for child, mode in modes:
             child.training = mode
-
-
-def inlined(module: torch.fx.GraphModule) -> torch.fx.Graph:
-    """Return the module's graph with the bodies of contexts (no_grad, disabled autocast) in place of their calls."""
-    graph = module.graph
-    for node in list(graph.nodes):
-        if not kind(node).startswith(CONTEXTS):
-            continue
-        if kind(node) == "wrap_with_autocast" and node.args[2]:
-            raise refusal(node, "autocast rounds the numbers of its layers; use torch.autocast(..., enabled=False)")
-        place = next(place for place, given in enumerate(node.args) if getattr(given, "op", "") == "get_attr")
-        body = inlined(getattr(module, node.args[place].target))
-        inputs = (each for each in body.nodes if each.op == "placeholder")
-        with graph.inserting_before(node):
-            results: Any = graph.graph_copy(body, dict(zip(inputs, node.args[place + 1 :], strict=True)))
-        for user in list(node.users):
-            user.replace_all_uses_with(results[user.args[1]])
-            graph.erase_node(user)
-        graph.erase_node(node)
-    return graph
 
 
 def chosen(results: Sequence[Any], output: int | None) -> Any:

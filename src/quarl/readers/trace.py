@@ -122,7 +122,7 @@ class _Translation:
         exported = aten.exported(module, (*inputs, *(state or ())))
         # A shared module has several names and torch.export picks one; its first name is the one for every reader.
         first = {id(tensor): bare(name) for name, tensor in [*named.named_parameters(), *named.named_buffers()]}
-        self.nodes = list(aten.inlined(exported.graph_module).nodes)
+        self.nodes = list(exported.graph.nodes)
         self.values: dict[str, Value | tuple[Value, ...]] = {}
         """Values by torch's node names."""
         self.graph, self.scores = Symbolic(_Unlimited("the module")), scores
@@ -207,7 +207,9 @@ class _Translation:
         if kind in MOVES:
             return self.moved(node, args[0])
         if dtype != torch.float32 and kind != "cat" and not (dtype == torch.float64 and kind in aten.IN_DOUBLE):
-            raise UnsupportedError(f"it computes in {dtype}; {aten.instead(kind, 'convert to float32 before it')}")
+            raise UnsupportedError(
+                f"it computes in {dtype}; {aten.instead(kind, 'convert to float32, or end autocast, before it')}"
+            )
         last = self.scores and [user.op for user in node.users] == ["output"]
         if last and kind in aten.SOFTMAX and args[1] in (-1, len(shape) - 1):
             note_once(f"the module's last {kind} is left out: the largest score is the same without")
