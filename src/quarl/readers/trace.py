@@ -78,7 +78,8 @@ def remembered(
         UnsupportedError: As `trace` does, or an observation beside a state is not one row of float32.
     """
     starts = [np.asarray(n, np.float32) for part in state for n in (part if isinstance(part, tuple) else (part,))]
-    tensors = iter([torch.tensor(start) for start in starts])
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    tensors = iter([torch.tensor(start, device=device) for start in starts])
     given = [tuple(next(tensors) for _ in part) if isinstance(part, tuple) else next(tensors) for part in state]
     translation = _Translation(module, [shape], dtype, module, scores=scores, state=given)
     graph, observation = translation.graph, translation.graph.source(SEEN, (1, *shape))
