@@ -29,7 +29,7 @@ from quarl.policy.operators import (
     QuantizedTensor,
 )
 from quarl.policy.rewrite import center_scores, equalize, pin_saturated
-from quarl.quant.affine import choose_qparams, dequantize, fake_quantize, quantize_rows
+from quarl.quant.affine import QParams, choose_qparams, dequantize, fake_quantize, quantize_rows
 from quarl.quant.observers import finite_extent
 from quarl.quant.spec import QuantSpec
 
@@ -253,7 +253,7 @@ class _Pass:
             bits, symmetric = self.spec.activation_bits or 8, self.spec.symmetric_activations
             self.grids[op.name] = fixed_grid(rule.function, bits, symmetric=symmetric)
         else:
-            self.grids[op.name] = self._grid(value, rule.function if rule.kind == "layer" else "")
+            self.grids[op.name] = self._grid(value, rule.function if rule.kind == "layer" else "", power=rule.power)
         return on_grid(value, self.grids[op.name])
 
     def _input_grid(self, name: str, x: Array) -> ActivationGrid:
@@ -268,14 +268,26 @@ class _Pass:
                 return wide
         return self._grid(x)
 
-    def _grid(self, x: Array, function: str = "") -> ActivationGrid:
-        """Return the grid of values x; before a bounded function, the one with the least error after it."""
+    def _grid(self, x: Array, function: str = "", *, power: bool = False) -> ActivationGrid:
+        """Return the grid of values x; before a bounded function, the one with the least error after it.
+
+        power: its step is a power of two.
+        """
         bits, symmetric = self.spec.activation_bits or 8, self.spec.symmetric_activations
         seen = (np.maximum(x, 0) if function == "relu" else x).reshape(1, -1)
         low, high = (side[0].astype(np.float64) for side in finite_extent(seen))
-        q = choose_qparams(low, high, bits, symmetric=symmetric)
+
+        def covering(share: float) -> QParams:
+            q = choose_qparams(low * share, high * share, bits, symmetric=symmetric)
+            step = np.float32(2.0 ** np.ceil(np.log2(q.scale))) if power else q.scale
+            wider = share * (step / q.scale)
+            return replace(choose_qparams(low * wider, high * wider, bits, symmetric=symmetric), scale=step)
+
+        q = covering(1.0)
         if function in RANGES:
             exact, f = FUNCTIONS[function](x), FUNCTIONS[function]
-            narrower = (choose_qparams(low * s, high * s, bits, symmetric=symmetric) for s in SATURATING)
-            q = min((q, *narrower), key=lambda grid: float(np.square(f(fake_quantize(x, grid)) - exact).mean()))
+            q = min(
+                (q, *map(covering, SATURATING)),
+                key=lambda grid: float(np.square(f(fake_quantize(x, grid)) - exact).mean()),
+            )
         return ActivationGrid(scale=float(q.scale), zero_point=int(q.zero_point), bits=bits)

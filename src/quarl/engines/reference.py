@@ -77,7 +77,7 @@ class Reference:
             integers = self.quantized(inputs[0], grid) - np.float32(grid.zero_point)
             return np.asarray(apply(op, [integers]) * np.float32(grid.scale))
         if isinstance(op, Rounded) and op.name in self.policy.grids:
-            return on_grid(inputs[0], self.policy.grids[op.name])
+            return on_grid(inputs[0], self.policy.grids[op.name]) + np.float32(0)  # 0 as a code has no sign
         if isinstance(op, Activation) and op.inputs[0] in self.policy.grids and op.name in self.policy.grids:
             return self.bent(op, inputs[0], self.policy.grids[op.name])
         return apply(op, inputs)

@@ -32,6 +32,8 @@ convolution's window, and one that is compared with the calibrated box.
 
 These and the next are for gcc -O2, fitted to 24 policies on a Cortex-M4.
 """
+STEPS = "look_up", "products", "widen", "accumulate", "narrow", "quantize_power", "to_real"
+"""Kernels of whole numbers, which take about as long as looking one up."""
 ESTIMATE = 0.06
 """Largest error of estimated instructions, as a share of those counted."""
 MAC = {2: 1.43, 3: 2.35, 4: 1.49, 8: 1.25}
@@ -95,7 +97,7 @@ def _counted(policy: QuantizedPolicy, file: Path, work: int, small: bool) -> Foo
     for suffix in ("", "_os")[: 1 + small]:
         board = boards.load(BOARD, file, small=suffix == "_os")
         board.run(rows.astype(policy.observation_dtype))
-        takes |= {f"flash{suffix}": board.flash(), f"ram{suffix}": board.deepest()}
+        takes |= {f"flash{suffix}": board.flash(), f"ram{suffix}": board.deepest() + 4 * policy.state.size}
         takes[f"instructions{suffix}"] = board.instructions
     return Footprint(macs=work, how=f"counted on a Cortex-M4 in qemu, {board.version} -O2", **takes)
 
@@ -111,7 +113,7 @@ def _estimated(program: Program, work: int, why: str) -> Footprint:
             row = 2 * REAL if call.kernel == "last" else ROW
             total += windows * (rows * MAC[bits] * columns + s["n"] * row + MOVE * k * conv)
         else:
-            each = {"layer_norm": 7 * REAL, "l2_norm": 3 * REAL, "look_up": LOOK_UP, "outside": SEEN}
+            each = {"layer_norm": 7 * REAL, "l2_norm": 3 * REAL, "outside": SEEN, **dict.fromkeys(STEPS, LOOK_UP)}
             total += s["n"] * each.get(call.kernel, REAL)
     how = f"instructions estimated for a Cortex-M4, the rest unknown ({why})"
     return Footprint(flash=None, ram=None, macs=work, instructions=round(total), how=how)

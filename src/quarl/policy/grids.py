@@ -14,7 +14,20 @@ import numpy as np
 
 from quarl.arrays import Array
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy, behind_linear, final_linear, readers
-from quarl.policy.operators import OBSERVATION, Activation, Concat, Dense, Flatten, Linear, Op, Pool2d, Rounded, Scale
+from quarl.policy.operators import (
+    OBSERVATION,
+    Activation,
+    Add,
+    Concat,
+    Dense,
+    Flatten,
+    Linear,
+    Mul,
+    Op,
+    Pool2d,
+    Rounded,
+    Scale,
+)
 from quarl.quant.affine import TINY
 from quarl.quant.spec import integer_range
 
@@ -46,6 +59,8 @@ class GridRule:
     function: str = ""
     step: float = 0.0
     bits: int = 8
+    power: bool = False
+    """Make the step a power of two, as those of gates and states are, so that C needs integers only."""
 
 
 def grid_rules(policy: Policy, skips: Callable[[str], bool] = lambda name: False) -> dict[str, GridRule]:
@@ -61,10 +76,13 @@ def grid_rules(policy: Policy, skips: Callable[[str], bool] = lambda name: False
             if source not in rules:
                 rules[source] = _input_rule(policy, source, made_by_layers=source in behind)
             if op.name not in final:
-                rules[op.name] = GridRule("layer", function=_only_function(readers_of[op.name]))
+                power = policy.state.size > 0 and _meets_state(readers_of, op.name)
+                rules[op.name] = GridRule("layer", function=_only_function(readers_of[op.name]), power=power)
         elif isinstance(op, Rounded):
             function = "" if op.step else _only_function(readers_of[op.name])
-            rules[op.name] = GridRule("rounded" if op.step else "layer", function=function, step=op.step, bits=op.bits)
+            rules[op.name] = GridRule(
+                "rounded" if op.step else "layer", function=function, step=op.step, bits=op.bits, power=True
+            )
         elif source in rules and _keeps_grid(op):
             rules[op.name] = GridRule("same", source=rules[source].source or source)
         elif source in rules and isinstance(op, Activation):
@@ -79,6 +97,15 @@ def _only_function(reading: list[Op]) -> str:
     """
     reader, *others = reading
     return reader.kind if isinstance(reader, Activation) and not others else ""
+
+
+def _meets_state(readers_of: Mapping[str, list[Op]], name: str) -> bool:
+    """Return whether the value, or what a ReLU makes of it, is added, multiplied or joined."""
+    return any(
+        isinstance(op, Add | Mul | Concat)
+        or (isinstance(op, Activation) and op.kind == "relu" and _meets_state(readers_of, op.name))
+        for op in readers_of[name]
+    )
 
 
 def _keeps_grid(op: Op) -> bool:
@@ -103,7 +130,7 @@ def joins_state(policy: Policy, name: str) -> bool:
     """
     ops = {op.name: op for op in policy.ops}
     op = ops.get(name)
-    return isinstance(op, Concat) and any(isinstance(ops.get(part), Rounded) for part in op.inputs)
+    return isinstance(op, Concat) and any(isinstance(ops.get(part), Rounded | Mul) for part in op.inputs)
 
 
 def trained_rules(policy: Policy, skips: Callable[[str], bool]) -> dict[str, GridRule]:

@@ -6,7 +6,8 @@ import numpy as np
 
 from quarl.export.c import packages
 from quarl.export.c.lowering import Lowering
-from quarl.export.c.program import LICENSE, Program, check, numbers
+from quarl.export.c.program import Program, check, numbers
+from quarl.export.c.texts import LICENSE
 from quarl.export.golden import Golden
 from quarl.policy.graph import QuantizedPolicy
 
@@ -24,7 +25,7 @@ int {name}_selftest(void) {{
     uint32_t raw[{macro}_RAW];
     int i, j;
     for (i = 0; i < {count}; i++) {{
-        if ({name}_raw(observations + i * {macro}_OBSERVATION, raw))
+        if ({name}_raw(observations + i * {row}, raw))
             return i + 1;
         for (j = 0; j < {macro}_RAW; j++)
             if (raw[j] != outputs[i * {macro}_RAW + j])
@@ -34,7 +35,7 @@ int {name}_selftest(void) {{
 }}
 
 const {x} *{name}_golden(int number) {{
-    return number < {count} ? observations + number * {macro}_OBSERVATION : 0;
+    return number < {count} ? observations + number * {row} : 0;
 }}
 
 #ifdef {macro}_MAIN /* as a program of its own */
@@ -82,4 +83,11 @@ def _selftest(program: Program, golden: Golden) -> str:
     x = rows[chosen].astype(np.uint8) if program.x == "uint8_t" else rows[chosen].astype(np.float32).view(np.uint32)
     y = golden.outputs[chosen].astype(np.float32).view(np.uint32)
     tables = numbers("observations", x) + numbers("outputs", y)
-    return SELFTEST.format(name=program.name, macro=program.name.upper(), x=program.x, tables=tables, count=count)
+    return SELFTEST.format(
+        name=program.name,
+        macro=program.name.upper(),
+        x=program.x,
+        tables=tables,
+        count=count,
+        row=("({0}_OBSERVATION + {0}_STATE)" if program.state else "{0}_OBSERVATION").format(program.name.upper()),
+    )

@@ -85,12 +85,14 @@ class Compiled:
     def run(self, observations: Array) -> Array:
         """Return float32 [B, n] for raw observations [B, *shape]: scores of discrete actions, otherwise actions.
 
+        With a memory, the state follows observations, and the next state follows both.
+
         Raises:
             QuarlError: If policy_act chooses discrete actions other than the head's of the scores.
         """
         raw, action = self.both(observations)
         if self.program.a != "int32_t":
-            return action
+            return np.concatenate([action, raw[:, raw.shape[1] - self.program.state :]], axis=1)
         wanted = action if self.head is None else self.head(raw).reshape(len(raw), -1)
         if not np.array_equal(wanted, action):
             at = int((wanted != action).any(axis=1).argmax())

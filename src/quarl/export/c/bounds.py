@@ -192,6 +192,31 @@ def _look_up(run: Run) -> None:
     run.write(np.stack(found)[: len(places)])
 
 
+def _product(a: Array, b: Any) -> Array:
+    """Return the products of numbers, or of all pairs of the ends of their intervals, in order."""
+    b = np.reshape(b, (-1, 1, np.shape(b)[-1] if np.ndim(b) else 1))
+    both = np.stack([a * b, a * b[::-1]])
+    return np.stack([both.min(axis=(0, 1)), both.max(axis=(0, 1))])[: len(a)]
+
+
+def _steps(run: Run, values: Array) -> None:
+    """Keep whole numbers of steps, which are int32."""
+    run.claim(steps=(values, INT32))
+    run.write(values)
+
+
+def _narrow(run: Run) -> None:
+    values = run.read("x") * run.sizes["factor"]
+    run.claim(sum=([values.min() - 1, values.max() + 2.0 ** run.sizes["shift"]], INT32))
+    run.write_codes(np.rint(np.sort(values, axis=0) / 2.0 ** run.sizes["shift"]))
+
+
+def _threshold(run: Run) -> None:
+    limits, low = run.read("limit", 255), run.sizes["low"]
+    run.claim(limits_that_fall=(np.count_nonzero(np.diff(limits) < 0), (0, 0)), code=([low, low + 255], INT16))
+    run.write(np.searchsorted(limits, run.read("x")) + np.float64(low))
+
+
 def _dense(run: Run) -> None:
     run.write_codes(run.requantized(run.sums(run.read("x", run.sizes["k"]))))
 
@@ -254,7 +279,16 @@ def _outside(run: Run) -> None:
 
 
 RULES: Mapping[str, Callable[[Run], None]] = {
-    "scale": lambda run: run.write(np.sort(_rounded(run.read("x") * run.read("factor")), axis=0)),
+    "scale": lambda run: run.write(_rounded(_product(run.read("x"), run.read("factor")))),
+    "products": lambda run: _steps(run, _product(run.read("a"), run.read("b"))),
+    "widen": lambda run: _steps(run, run.read("x")),
+    "accumulate": lambda run: _steps(
+        run, _product(run.read("a"), run.sizes["first"]) + _product(run.read("b"), run.sizes["second"])
+    ),
+    "narrow": _narrow,
+    "to_real": lambda run: run.write(_product(run.read("x"), run.sizes["sign"] * 2.0 ** run.sizes["exponent"])),
+    "quantize_power": lambda run: run.write_codes(np.rint(run.read("x") / 2.0 ** run.sizes["exponent"])),
+    "threshold": _threshold,
     "sum": lambda run: run.write(_rounded(run.read("a") + run.read("b"))),
     "clip": lambda run: run.write(run.read("x").clip(run.real("low"), run.real("high"))),
     "dequantize": lambda run: run.write(np.sort(_rounded(run.read("x") * run.real("step")), axis=0)),

@@ -3,7 +3,15 @@
    Cortex-M in qemu, and the bytes of the stack that have been used there, elsewhere 0. */
 #include "policy.h"
 
-static POLICY_NUMBER x[POLICY_OBSERVATION];
+#ifdef POLICY_STATE /* which follows the observation, and the outputs */
+#define ROW (POLICY_OBSERVATION + POLICY_STATE)
+static policy_state state;
+#define ACT(action) policy_act(&state, x, action)
+#else
+#define ROW POLICY_OBSERVATION
+#define ACT(action) policy_act(x, action)
+#endif
+static POLICY_NUMBER x[ROW];
 static union {
     uint32_t words[POLICY_RAW + POLICY_ACTION + 3];
     POLICY_RESULT results[POLICY_RAW + POLICY_ACTION];
@@ -58,9 +66,15 @@ int main(void) {
     while (GET(in, x)) {
         for (i = 0; i < POLICY_RAW + POLICY_ACTION; i++) y.words[i] = 0xffffffffu;
         policy_raw(x, y.words);
+#ifdef POLICY_STATE
+        for (i = 0; i < POLICY_STATE; i++) state.numbers[i] = x[POLICY_OBSERVATION + i];
+#endif
         before = NOW;
-        cost[0] = (uint32_t)policy_act(x, y.results + POLICY_RAW);
+        cost[0] = (uint32_t)ACT(y.results + POLICY_RAW);
         cost[1] = (before - NOW) & 0xffffffu;
+#ifdef POLICY_STATE
+        for (i = 0; i < POLICY_STATE; i++) y.words[POLICY_RAW - POLICY_STATE + i] = state.numbers[i];
+#endif
 #ifdef __arm__
         while (*from == PAINT) from++;
         if (from < deepest) deepest = from;

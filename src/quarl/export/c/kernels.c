@@ -543,6 +543,65 @@ static void look_up(int n, const int16_t *x, int first, const int8_t *code, int 
     EACH(i, n) y[i] = (int16_t)(code[(x[i] - first) & 255] - zero);
 }
 
+/* Recurrent policies add and multiply whole numbers of steps 2^e, which are exact as int32. */
+static void widen(int n, const int16_t *x, real *y) {
+    int i;
+    EACH(i, n) y[i] = (uint32_t)x[i];
+}
+
+static void products(int n, const real *a, const real *b, real *y) {
+    int i;
+    EACH(i, n) y[i] = a[i] * b[i];
+}
+
+static void accumulate(int n, const real *a, int first, const real *b, int second, real *y) {
+    int i;
+    EACH(i, n) y[i] = a[i] * (uint32_t)first + b[i] * (uint32_t)second;
+}
+
+/* Codes of steps that are 2^shift times as large as 1 / factor, ties to even. */
+static void narrow(int n, const real *x, int factor, int shift, int low, int high, int16_t *y) {
+    const int32_t half = ((int32_t)1 << shift) >> 1;
+    int i;
+    EACH(i, n) {
+        int32_t v = (int32_t)(x[i] * (uint32_t)factor);
+        if (shift) v = (v + (half - 1) + ((v >> shift) & 1)) >> shift;
+        y[i] = (int16_t)(v < low ? low : v > high ? high : v);
+    }
+}
+
+/* sign x 2^exponent. */
+static void to_real(int n, const real *x, int sign, int exponent, real *y) {
+    int i;
+    EACH(i, n) {
+        const int32_t v = (int32_t)(x[i] * (uint32_t)sign);
+        const uint32_t m = (uint32_t)(v < 0 ? -v : v);
+        const int s = 24 - width(m);
+        y[i] = m ? (v < 0 ? SIGN : 0) | (((uint32_t)(149 + exponent - s) << 23) + (m << s)) : 0;
+    }
+}
+
+/* Codes of steps 2^exponent. */
+static void quantize_power(int n, const real *x, int exponent, int low, int high, int16_t *y) {
+    int i, e;
+    EACH(i, n) {
+        int32_t v = (int32_t)mantissa(x[i], &e), s = 150 - e + exponent;
+        if (s > 0) v = s > 25 ? 0 : (v + (((int32_t)1 << s) >> 1) - 1 + ((v >> s) & 1)) >> s;
+        v = x[i] & SIGN ? -v : v; /* without a shift it is 2^23 or more */
+        y[i] = (int16_t)(v < low ? low : v > high ? high : v);
+    }
+}
+
+/* A monotonic function of codes: low, plus one for each of 255 limits below the code. */
+static void threshold(int n, const int16_t *x, const int16_t *limit, int low, int16_t *y) {
+    int i, place, step;
+    EACH(i, n) {
+        for (place = 0, step = 128; step; step >>= 1)
+            if (limit[place + step - 1] < x[i]) place += step;
+        y[i] = (int16_t)(low + place);
+    }
+}
+
 /* Codes of w x + b, each `step` places after the one before; a weight is a field less the offset. */
 static void dense(four_rows *four, int offset, int words, int shift, int n, int k, const uint32_t *w, const int32_t *b,
                   const uint32_t *m, const int16_t *x, int low, int high, int step, int16_t *y) {

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -16,70 +17,16 @@ from quarl.engines.lookup_tables import table
 from quarl.engines.numpy_operators import Norm, codes_formula, norms_codes
 from quarl.engines.sums import check_int32, requantization, symmetric, unit
 from quarl.errors import QuarlError, UnsupportedError
+from quarl.export.c import fixed_point
+from quarl.export.c.places import Buffer, Place, Value
 from quarl.export.c.program import Call, Program, parameters
 from quarl.export.c.weight_words import by_fours, multipliers, pack
 from quarl.export.contract import digests
 from quarl.policy import operators
-from quarl.policy.graph import ActivationGrid, QuantizedPolicy, final_linear, readers, shapes, ungridded
+from quarl.policy.graph import QuantizedPolicy, final_linear, readers, shapes, ungridded
 from quarl.policy.operators import OBSERVATION, Linear, Op
 from quarl.quant.affine import quantize
 from quarl.saturation import ends
-
-
-class Place(NamedTuple):
-    """Start of a value in a buffer."""
-
-    buffer: str
-    """x: the observation; y: the network's output; c: codes; r: real numbers; a: the action."""
-    start: int = 0
-
-    def after(self, start: int) -> Place:
-        """Return the place that many numbers later."""
-        return Place(self.buffer, self.start + start)
-
-
-@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Value:
-    """A value of the policy in C."""
-
-    size: int
-    real: Place | None = None
-    codes: Place | None = None
-    """Place of the codes, counted from the zero point of `grid`."""
-    grid: ActivationGrid | None = None
-    bytes_as: Array | None = None
-    """float32 number for each of the 256 bytes, if the value is bytes of the observation at `real`."""
-
-
-@dataclass(slots=True)
-class Buffer:
-    """Places for the values that are needed at the same time."""
-
-    size: int = 0
-    taken: list[tuple[int, int, int]] = field(default_factory=list)
-    """(start, end, the last operator that reads it)."""
-
-    def place(self, size: int, now: int, until: int, *, over: bool = False) -> int:
-        """Return the first free place of that size.
-
-        A place is free if operator `now` and later ones do not read it. With `over`, operator `now` may read it too,
-        since it reads each number before it writes one there.
-
-        Args:
-            size: Number of elements.
-            now: Index of the current operator.
-            until: Index of the last operator that reads the value.
-            over: Allow the place of the operator's own input.
-        """
-        self.taken = sorted(block for block in self.taken if block[2] >= now + over)
-        start = 0
-        for begin, end, _ in self.taken:
-            if start + size <= begin:
-                break
-            start = max(start, end)
-        self.taken.append((start, start + size, until))
-        self.size = max(self.size, start + size)
-        return start
 
 
 class Lowering:
@@ -101,6 +48,9 @@ class Lowering:
         self.calls: list[Call] = []
         self.now = 0
         self.until = self._last_reads()
+        # With a memory, the last operator joins the outputs and the next state, whose parts are computed in place.
+        parts = policy.ops[-1].inputs if policy.state.size else ()
+        self.outputs = {policy.output: 0} | dict(zip(parts, self._starts(parts), strict=False))
         size = math.prod(policy.observation_shape)
         is_bytes = policy.observation_dtype == "uint8"
         every = np.arange(256, dtype=np.float32) if is_bytes else None
@@ -119,12 +69,14 @@ class Lowering:
         if (place := self.real(self.policy.output)).buffer != "y":
             self.call("clip", raw, place, -np.inf, np.inf, Place("y"))
         network, self.calls = tuple(self.calls), []
-        a, action = self._head(raw)
+        a, action = self._head(self.policy.num_outputs)
         head, self.calls, self.now = tuple(self.calls), [], len(self.policy.ops)
         if (box := self.policy.box) is not None:
+            box = box if not (size := self.policy.state.size) else (box[0][:-size], box[1][:-size])
             alike = all(np.ptp(end) == 0 for end in box)
             tables = (end.ravel()[: 1 if alike else None] for end in box)
             self.call("outside", box[0].size, not alike, Place("x"), *tables)
+        start = self._table("start", "uint32_t", self.policy.state) if self.policy.state.size else ""
         weights, grids = (digest[:16] for digest in digests(self.policy).values())
         x = "uint32_t" if self.values[OBSERVATION].bytes_as is None else "uint8_t"
         return Program(
@@ -135,6 +87,8 @@ class Lowering:
             a=a,
             observation=self.values[OBSERVATION].size,
             raw=raw,
+            state=self.policy.state.size,
+            start=start,
             action=action,
             codes=max(self.codes_buffer.size, 1),
             reals=max(self.reals_buffer.size, 1),
@@ -167,11 +121,15 @@ class Lowering:
         if value.bytes_as is not None:
             raise _missing(f"the bytes of {name!r} as real numbers")
         if value.real is None:
-            assert value.codes is not None
-            assert value.grid is not None
+            kept = fixed_point.steps(self, name) if self.policy.state.size else None
             place = self.place_real(name, value.size)
-            self.call("dequantize", value.size, value.codes, value.grid.scale, place)
-            self.values[name] = value = replace(value, real=place)
+            if kept is not None:
+                power = math.copysign(1, kept.scale), math.log2(abs(kept.scale))
+                self.call("to_real", value.size, kept.place, *power, place)
+            else:
+                assert value.grid is not None
+                self.call("dequantize", value.size, value.codes, value.grid.scale, place)
+            self.values[name] = value = replace(value, real=place, steps=kept)
         assert value.real is not None
         return value.real
 
@@ -186,16 +144,24 @@ class Lowering:
         if value.bytes_as is not None:
             codes = _int8(quantize(value.bytes_as, grid.qparams), name)
             self.call("quantize_bytes", value.size, value.real, codes, grid.zero_point, place)
+        elif self.policy.state.size:
+            fixed_point.settle(self, name, grid, place)
         elif math.frexp(scale)[0] == 0.5 and scale > 2.0**-126:
             self.call("quantize_shift", value.size, self.real(name), 1 / scale, *grid.steps, place)
         else:
             self.call("quantize", value.size, self.real(name), scale, *grid.steps, place)
-        self._count(name, value.size, place)
+        self.count(name, value.size, place)
         self.values[name] = replace(self.values[name], codes=place, grid=grid)
         return place
 
-    def _count(self, name: str, size: int, place: Place) -> None:
-        """Append a count of the codes of a value at the ends of its grid, if these count."""
+    def count(self, name: str, size: int, place: Place) -> None:
+        """Append a count of the codes of a value at the ends of its grid, if these count.
+
+        Args:
+            name: Name of the value.
+            size: Number of codes.
+            place: Place of the codes.
+        """
         if name in self.ends:
             self.call("COUNT", list(self.policy.grids).index(name), size, place, *self.ends[name])
 
@@ -217,15 +183,20 @@ class Lowering:
             size: Number of elements.
             over: Allow the place of the operator's input, if no other operator reads it.
         """
-        if name == self.policy.output:
-            return Place("y")
+        if name in self.outputs:
+            return Place("y", self.outputs[name])
         return Place("r", self.reals_buffer.place(size, self.now, self.until[name], over=over))
+
+    def place_steps(self, size: int, until: int) -> Place:
+        """Return a place for steps, among real numbers, that operators up to `until` read."""
+        return Place("r", self.reals_buffer.place(size, self.now, until))
 
     def _last_reads(self) -> dict[str, int]:
         """Return the index of the last operator that reads each value, or a view of it."""
         until = {self.policy.output: len(self.policy.ops)}
         for index, op in reversed(list(enumerate(self.policy.ops))):
-            view = isinstance(op, operators.Flatten | operators.Slice) or self._fused(op)
+            kinds = (operators.Flatten, operators.Slice, *[operators.Scale] * bool(self.policy.state.size))
+            view = isinstance(op, kinds) or self._fused(op)
             for name in op.inputs:
                 until[name] = max(until.get(name, 0), until[op.name] if view else index)
         return until
@@ -273,7 +244,7 @@ class Lowering:
         else:
             place = self.place_codes(op.name, size)
             self.call("dense", kernel, offset, words, shift, *rows.shape, *numbers, 1, place)
-        self._count(op.name, size, place)
+        self.count(op.name, size, place)
         value = Value(size=size, codes=place, grid=target)
         if self._fused(relu):
             self.values[relu.name] = value
@@ -283,6 +254,12 @@ class Lowering:
         name, target, source = op.inputs[0], self.policy.grids.get(op.name), self.values[op.inputs[0]]
         grid = self.policy.grids.get(name)
         if target is not None and source.codes is not None and source.grid == grid is not None:
+            if (
+                op.kind == "tanh_ratio"
+                and target.bits <= 8
+                and (found := fixed_point.threshold(self, op, grid, target))
+            ):
+                return found
             if grid.bits > 8 or target.bits > 8:
                 raise _missing(f"{op.kind} {op.name!r} of more than 8 bits")
             entries = np.resize(_int8(table(op, grid, target), op.name), 256)
@@ -328,6 +305,9 @@ class Lowering:
         source = self.values[op.inputs[0]]
         if source.bytes_as is not None and not op.factor.shape:
             return replace(source, bytes_as=source.bytes_as * op.factor)
+        kept = fixed_point.steps(self, op.inputs[0]) if self.policy.state.size and not op.factor.shape else None
+        if kept is not None and fixed_point.is_power(float(op.factor)):
+            return Value(size=source.size, steps=kept._replace(scale=kept.scale * float(op.factor)))
         return self._each(op, "scale", np.broadcast_to(op.factor, self.shapes[op.name]))
 
     def _slice(self, op: operators.Slice) -> Value:
@@ -339,15 +319,27 @@ class Lowering:
     def _concat(self, op: operators.Concat) -> Value:
         if len(self.shapes[op.name]) > 1:
             raise _missing(f"Concat {op.name!r} of images")
+        starts, grid = self._starts(op.inputs), self.policy.grids.get(op.name)
+        if self.policy.state.size and grid and all(isinstance(reader, Linear) for reader in self.readers[op.name]):
+            place = self.place_codes(op.name, starts[-1])
+            for name, start in zip(op.inputs, starts, strict=False):
+                fixed_point.settle(self, name, grid, place.after(start))
+            self.count(op.name, starts[-1], place)
+            return Value(size=starts[-1], codes=place, grid=grid)
         parts = [(self.real(name), self.values[name].size) for name in op.inputs]
-        size, start = sum(n for _, n in parts), 0
-        place = self.place_real(op.name, size)
-        for x, n in parts:
-            self.call("clip", n, x, -np.inf, np.inf, place.after(start))
-            start += n
-        return Value(size=size, real=place)
+        place = self.place_real(op.name, starts[-1])
+        for (x, n), start in zip(parts, starts, strict=False):
+            if x != place.after(start):
+                self.call("clip", n, x, -np.inf, np.inf, place.after(start))
+        return Value(size=starts[-1], real=place)
+
+    def _starts(self, names: Sequence[str]) -> list[int]:
+        """Return the places of values in a row of all, and its size."""
+        return list(itertools.accumulate((math.prod(self.shapes[name]) for name in names), initial=0))
 
     def _add(self, op: operators.Add) -> Value:
+        if self.policy.state.size and (found := fixed_point.add(self, op)):
+            return found
         a, b = sorted(op.inputs, key=lambda name: -self.values[name].size)
         x, y, size = self.real(a), self.real(b), self.values[a].size
         place, step = self.place_real(op.name, size), self.values[b].size
@@ -402,6 +394,8 @@ LOWERINGS: Mapping[type[Op], Callable[[Lowering, Any], Value]] = {
     operators.Slice: Lowering._slice,
     operators.Concat: Lowering._concat,
     operators.Add: Lowering._add,
+    operators.Mul: fixed_point.multiply,
+    operators.Rounded: fixed_point.rounded,
 }
 
 

@@ -20,13 +20,17 @@ def write(head: ActionHead, program: Program, package: str) -> dict[str, str]:
         program: The policy in C.
         package: Folder of templates besides that of the control loop.
     """
-    floats, low, high = program.a == "uint32_t", *_limits(head, program)
+    floats, remembers, low, high = program.a == "uint32_t", program.state > 0, *_limits(head, program)
     words = {
         "name": program.name,
         "macro": program.name.upper(),
         "number": "uint8_t" if program.x == "uint8_t" else "float",
         "result": "float" if floats else "int32_t",
         "act": "act" if program.x == "uint8_t" and not floats else "act_float",
+        "given": "&c->state, " * remembers,
+        "init": f"\n    {program.name}_reset(&c->state);" * remembers,
+        "late": f"\n        {program.name}_reset(&c->state);" * remembers,
+        "memory": f"\n    {program.name}_state state; /* reset at the start and when observations end */" * remembers,
         **{
             word: _listed(x)
             for word, x in (("low", low), ("high", high), ("safe", np.clip(np.zeros_like(low), low, high)))
@@ -44,7 +48,7 @@ def _limits(head: ActionHead, program: Program) -> tuple[Array, Array]:
     if not head.is_discrete:
         return np.nan_to_num(head.low.astype(np.float32).ravel()), np.nan_to_num(head.high.astype(np.float32).ravel())
     low = np.full(program.action, head.first)
-    return low, low + (1 if head.kind == "binary" else np.array(head.segments or [program.raw]) - 1)
+    return low, low + (1 if head.kind == "binary" else np.array(head.segments or [program.raw - program.state]) - 1)
 
 
 def _listed(values: Array) -> str:

@@ -24,7 +24,7 @@ from quarl.files import write_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
 
-PROOF, POINTS = "proof.json", "points of the first grid"
+PROOF, POINTS, NO_BOX = "proof.json", "points of the first grid", "there is no box of calibration observations"
 STARTS, GOALS, PASSES = 512, 8, 2
 """Corners of the box from which the search starts, numbers that it maximizes, and passes over the coordinates."""
 
@@ -71,9 +71,9 @@ def prove(path: Path, most: int = 0) -> Iterator[VerifyRow | str]:
     detail = broken[0] if broken else "for all observations"
     rows = [VerifyRow(check="32-bit sums", count=len(calls), result=NOT_PROVEN if broken else "proven", detail=detail)]
     yield rows[0]
-    box, every, grids = run.box, None, []
+    box, every, grids = None if program.state else run.box, None, []
     if broken or box is None:
-        reason = "a call is not proven" if broken else "there is no box of calibration observations"
+        reason = "a call is not proven" if broken else NO_BOX + " and states" * (program.state > 0)
         yield f"left out: whether grids saturate ({reason})"
     else:
         try:

@@ -20,12 +20,12 @@ void @name@_control_init(@name@_control *c) {
     c->timeout_us = 100000u;
     c->period_us = 0u;
     c->acted = c->refused = c->missing = c->clamped = c->safes = c->late = c->outside = 0u;
-    c->failed = -1;
+    c->failed = -1;@init@
 }
 
 int @name@_control_start(@name@_control *c) {
     c->failed = @name@_selftest();
-    c->read_us = @name@_now_us();
+    c->read_us = @name@_now_us();@init@
     apply_safe(c);
     return c->failed;
 }
@@ -42,7 +42,7 @@ int @name@_control_step(@name@_control *c) {
     }
     if (!@name@_read_observation(c->observation)) {
         c->missing++;
-    } else if ((seen = @name@_@act@(c->observation, action)) < 0) {
+    } else if ((seen = @name@_@act@(@given@c->observation, action)) < 0) {
         c->refused++;
     } else {
         int clamped = 0;
@@ -61,7 +61,7 @@ int @name@_control_step(@name@_control *c) {
     if (c->period_us && now - begin > c->period_us) c->late++;
     if (now - c->read_us >= c->timeout_us) {
         c->read_us = now - c->timeout_us; /* it stays too old when the time wraps around */
-        c->safes++;
+        c->safes++;@late@
         apply_safe(c);
         result = @macro@_SAFE;
     } else {

@@ -25,7 +25,7 @@ typedef struct {
     int failed;       /* result of the self-test; -1 before it */
     uint32_t read_us; /* time of the last observation that the policy took */
     @result@ applied[@macro@_ACTION];
-    @number@ observation[@macro@_OBSERVATION];
+    @number@ observation[@macro@_OBSERVATION];@memory@
 } @name@_control;
 
 void @name@_control_init(@name@_control *control);
