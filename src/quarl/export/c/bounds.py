@@ -194,7 +194,7 @@ def _look_up(run: Run) -> None:
 
 def _product(a: Array, b: Any) -> Array:
     """Return the products of numbers, or of all pairs of the ends of their intervals, in order."""
-    b = np.reshape(b, (-1, 1, np.shape(b)[-1] if np.ndim(b) else 1))
+    b = np.reshape(b, b.shape if np.ndim(b) == 3 else (1, 1, -1))
     both = np.stack([a * b, a * b[::-1]])
     return np.stack([both.min(axis=(0, 1)), both.max(axis=(0, 1))])[: len(a)]
 
