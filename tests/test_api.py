@@ -156,7 +156,7 @@ def test_images_are_bytes():
     with pytest.raises(QuarlError, match=r"observation is float32, the policy expects bytes 0\.\.255"):
         agent.predict(x.astype(np.float32) / 255)
     images = networks.observations(policy, 16)  # of calibration, too
-    with pytest.raises(QuarlError, match=r"are float32, the policy expects bytes"):
+    with pytest.raises(QuarlError, match=r"is float32, the policy expects bytes"):
         agent.quantize("int8", observations=(images / 255).astype(np.float32))
 
 

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import gymnasium
+import numpy as np
 from numpy.typing import ArrayLike
 
 from quarl import engines, evaluation
 from quarl import export as exporting
-from quarl.arguments import arranged, check, checks_keywords, policy_rows
+from quarl.arguments import check, checks_keywords, policy_rows, recorded_rows, with_state
 from quarl.arrays import Array
 from quarl.calibration import quantize
 from quarl.engines import Engine
@@ -158,7 +159,8 @@ class Agent:
             precision: "int8", "int4", "int4e8" (8 bits in the first and the last layers), "fp16", "w4a8", or a number
                 of bits.
             observations: Raw calibration observations [N, ...], as the environment returns them; None records the
-                policy's own episodes, whose seeds are reserved for calibration.
+                policy's own episodes, whose seeds are reserved for calibration. A policy with a memory needs a
+                dictionary of these in the order of time and of `episode_start`, bool [N].
             scheme: Name of the quantization scheme, which turns weights into codes.
             mode: "dynamic" quantizes activations per row at run time, "static" on grids calibrated beforehand.
             symmetric_activations: Give the grids of static mode zero point 0, as TensorRT requires.
@@ -194,7 +196,7 @@ class Agent:
         spec = QuantSpec.parse(precision, scheme=scheme, mode=mode, symmetric_activations=symmetric_activations)
         policy, environment = in_environment(self.policy, **where)
         covered = asked(policy, envelope, mode)
-        given = None if observations is None else arranged(policy, observations)[0]
+        given = None if observations is None else recorded_rows(policy, observations)
         if spec.needs_observations:
             recorded = given if given is None else evaluation.check_recorded(given)
             given = met_in(covered, policy, environment, recorded=recorded, seed=seed)
@@ -270,7 +272,7 @@ class Agent:
         recipe = DistillSpec(budget=None if budget is None else str(budget), **told)
         check(recipe, {"bits": "precision"})
         policy, environment = in_environment(policy, **where)
-        given = None if observations is None else policy_rows(policy, observations)[0]
+        given = None if observations is None else recorded_rows(policy, observations)
         covered = asked(policy, envelope, mode)
         (spec,), looks = recipe.specs(), Validation(policy, recipe, given, environment, covered)
         snapshots = tuple(recipes.distill(looks.calibrated(), spec, looks))
@@ -279,33 +281,35 @@ class Agent:
     def predict(
         self,
         observation: ArrayLike | dict[str, Array],
-        state: tuple[Array, ...] | None = None,
-        episode_start: Array | None = None,
+        state: ArrayLike | tuple[Array, ...] | None = None,
+        episode_start: ArrayLike | None = None,
         deterministic: bool = True,
         *,
         action_masks: ArrayLike | None = None,
         engine: str = "litert",
-    ) -> tuple[Array, None]:
-        """Return the action for one observation, or the actions for a batch, and None.
+    ) -> tuple[Array, Any]:
+        """Return the action for one observation, or the actions for a batch, and the next state.
 
         The signature is the one of Stable-Baselines3.
 
         Args:
             observation: One observation, or a batch [B, ...]; a dictionary if the policy has named inputs.
-            state: Ignored, because policies have no memory here; accepted for compatibility.
-            episode_start: Ignored, like `state`.
+            state: The state that the last call returned, float32 [S], or [B, S] for a batch; None starts an episode. It
+                is ignored if the policy has no memory.
+            episode_start: Booleans [B] that are True for observations that start an episode, whose state is then the
+                initial one; None means none.
             deterministic: Must be True; `evaluate(stochastic=True)` samples actions.
             action_masks: Booleans, one for each score, that are True for the allowed discrete actions, as in
                 MaskablePPO; None allows all actions.
             engine: Name of the engine that runs the policy.
 
         Returns:
-            A tuple of the action and None, the state. Discrete actions are int64 numbers, others int64 or float32
-            arrays [A]; for a batch their shapes are [B] and [B, A].
+            A tuple of the action and the next state, which is None if the policy has no memory. Discrete actions are
+            int64 numbers, others int64 or float32 arrays [A]; for a batch their shapes are [B] and [B, A].
 
         Raises:
-            QuarlError: The observation has another shape or other keys, or it contains NaN or infinity (in float32),
-                for which quantized kernels have no code.
+            QuarlError: The observation or the state has another shape or other keys, or it contains NaN or infinity (in
+                float32), for which quantized kernels have no code.
 
         >>> agent.predict([[0.0, 0.1, 0.02, -0.1], [0.0, 0.0, -0.1, -0.5]])
         (array([1, 0]), None)
@@ -313,9 +317,12 @@ class Agent:
         if not deterministic:
             raise QuarlError("predict is deterministic; evaluate(stochastic=True) samples with a seed of its own")
         rows, single = policy_rows(self.policy, observation)
+        if remembers := bool(self.policy.state.size):
+            rows = with_state(self.policy, rows, state, episode_start, single=single)
         with self._lock:  # an engine has a single set of buffers
             outputs = self._engine(engine, len(rows)).run(rows)
         outputs = engines.sound(self.policy, rows, outputs)
+        outputs, states = np.split(outputs, [self.policy.head.width or outputs.shape[1]], axis=1)
         if action_masks is not None:
             if not self.policy.head.is_discrete:
                 raise QuarlError("action_masks require discrete actions, but the policy's are continuous: drop them")
@@ -324,7 +331,8 @@ class Agent:
             except ValueError as error:
                 raise QuarlError(str(error)) from None
         actions = self.policy.head(outputs)
-        return (actions[0] if single else actions), None
+        acted, states = (actions[0], states[0]) if single else (actions, states)
+        return acted, states.copy() if remembers else None
 
     @checks_keywords
     def evaluate(
@@ -491,7 +499,7 @@ class Agent:
         'f32-rne'
         """
         policy, environment = in_environment(self.policy, **where)
-        given = None if observations is None else policy_rows(policy, observations)[0]
+        given = None if observations is None else recorded_rows(policy, observations)
         told = None if names is None else exporting.read_names(Path(names), policy)
         about: Any = {"observations": given, "environment": environment, "seed": seed}
         new: Any = {"symmetric_activations": symmetric_activations, "envelope": asked(policy, envelope, mode)}

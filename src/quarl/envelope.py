@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from quarl.arguments import policy_rows
+from quarl.arguments import recorded_rows
 from quarl.arrays import Array
 from quarl.envs.environment import Environment, home_of
 from quarl.errors import QuarlError, UnsupportedError, note
@@ -79,7 +79,7 @@ def asked(policy: Policy, envelope: Any, mode: Mode | None) -> str | Array:
         check_envelope(envelope if named else f"rows{ROWS[0]}", mode, files=not named)
     except QuarlError as error:
         raise QuarlError(str(error).removeprefix("--")) from None
-    return envelope if named else policy_rows(policy, envelope)[0]
+    return envelope if named else recorded_rows(policy, envelope)
 
 
 def check_covered(envelope: str | Array, policy: Policy, made: QuantizedPolicy) -> None:

@@ -215,6 +215,7 @@ def record(
     environment: Environment | None = None,
     engine: str | Engine = "litert",
     num: int | None = None,
+    span: int = 1,
     min_episodes: int = 10,
     leave: Callable[[Any], Any] | None = None,
 ) -> Array:
@@ -231,6 +232,7 @@ def record(
         environment: The environment to play in; None means the policy's own.
         engine: A loaded engine, or the name of one, which then runs the policy in float32.
         num: Number of observations; None means the usual sample size for such a policy.
+        span: Consecutive steps at each of the evenly spaced ones; `num` is rounded down to a multiple of it.
         min_episodes: Minimum number of episodes to sample from.
         leave: Wrapper around the environment, in which other states are met; None means the usual ones.
 
@@ -271,7 +273,23 @@ def record(
                 if len(ordered) >= min_episodes and sum(map(len, ordered)) >= num:
                     break
     met = np.concatenate(ordered)
-    return met[np.linspace(0, len(met) - 1, num).round().astype(np.int64)]
+    first = np.linspace(0, len(met) - span, num // span).round().astype(np.int64)
+    return met[np.repeat(first, span) + np.tile(np.arange(span), len(first))]
+
+
+def carry(policy: QuantizedPolicy, rows: Array, engine: str = "litert") -> Array:
+    """Return recorded rows with the states that a policy with a memory itself carries, from the first row on.
+
+    Args:
+        policy: The policy; the rows of one without a memory do not change.
+        rows: Observations [N, K + S] in the order of time; one with the initial state starts an episode.
+        engine: Name of the preferred engine.
+    """
+    if policy.state.size:
+        rows, size, run = rows.copy(), policy.seen[0], engines.load_fitting(policy, engine).run
+        for last in np.flatnonzero((rows[1:, size:] != policy.state).any(axis=1)):
+            rows[last + 1, size:] = run(rows[last : last + 1])[0, policy.head.width :]
+    return rows
 
 
 def sample_size(policy: Policy) -> int:

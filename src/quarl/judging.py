@@ -24,7 +24,7 @@ from quarl.arrays import Array
 from quarl.calibration import quantize
 from quarl.engines import greedy
 from quarl.errors import QuarlError
-from quarl.evaluation import Evaluation, split_by_time
+from quarl.evaluation import Evaluation, carry, split_by_time
 from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
 from quarl.quant.spec import EXACT
 from quarl.specs import ComparisonSpec
@@ -120,7 +120,7 @@ def fidelity_on(policy: Policy, quantized: QuantizedPolicy, recorded: Array) -> 
         recorded: Raw observations [N, *shape] in the order of time.
     """
     held_out, exact = split_by_time(recorded)[1], policy if is_quantized(policy) else quantize(policy, EXACT)
-    errors = fidelity(policy, *(greedy(each, held_out) for each in (exact, quantized)))
+    errors = fidelity(policy, *(greedy(each, carry(each, held_out)) for each in (exact, quantized)))
     rms, largest = map(formats.share_of_range, (errors["error_rms"], errors["error_max"]))
     continuous = "" if policy.head.is_discrete else f", RMS error {rms} % of the range, largest {largest} %"
     return errors, (

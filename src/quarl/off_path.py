@@ -76,6 +76,8 @@ def off_path(
             min_episodes=min_episodes,
             leave=partial(_Leaving, policy=policy, starts=kind == "starts"),
         )
+    if policy.state.size:
+        raise UnsupportedError("no box: the policy has a memory, whose states have no bounds")
     with held(partial(environment.make_for, policy)) as env:
         space: Any = env.observation_space
     if policy.state.size or np.size(space.low) > MOST_INPUTS or not np.isfinite(space.high - space.low).all():

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
 
-from quarl.arguments import policy_rows
+from quarl.arguments import recorded_rows
 from quarl.arrays import Array
 from quarl.commands import terminal
 from quarl.config import DistillConfig, ModelConfig, PtqConfig
@@ -100,7 +100,7 @@ def observations(file: Path | None, policy: Policy) -> Array | None:
     """Return the recorded observations [N, *shape] of a file in the policy's dtype; None without a file.
 
     The file is a .csv with one row per step, an .npy, or an .npz with one array, or with one array for each key of a
-    Dict.
+    Dict. With a memory the policy also needs the array episode_start, bool [N].
 
     Raises:
         QuarlError: The file is none of these, or its arrays do not fit the policy.
@@ -117,9 +117,9 @@ def observations(file: Path | None, policy: Policy) -> Array | None:
             arrays = {"": read_csv(data, str(file))}
         else:
             raise QuarlError(f"{file} is not a .npy, .npz or .csv file: save the observations with numpy.save")
-    if len(arrays) != 1 and not (policy.inputs and arrays):
+    if len(arrays) != 1 and not (arrays and (policy.inputs or policy.state.size)):
         raise QuarlError(f"{file} holds {len(arrays)} arrays: save only the observations")
-    return policy_rows(policy, arrays if len(arrays) > 1 else next(iter(arrays.values())))[0]
+    return recorded_rows(policy, arrays if len(arrays) > 1 else next(iter(arrays.values())))
 
 
 def envelope(config: CalibratedConfig, policy: Policy) -> str | Array:

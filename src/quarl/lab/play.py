@@ -144,7 +144,8 @@ class PolicyWorker:
         if PUSH in levels and PUSH not in self.scales:
             self.scales[PUSH] = velocity_deviations(self.calibrated.policy, self.environment, cell.seed)
         if NOISE in levels and NOISE not in self.scales:
-            self.scales[NOISE] = np.std(np.asarray(self.calibrated.observations), axis=0, dtype=np.float64)
+            seen = np.asarray(self.calibrated.observations)[:, : self.calibrated.policy.seen[0]]  # not the state
+            self.scales[NOISE] = np.std(seen, axis=0, dtype=np.float64)
         outside = partial(Disturbance, levels=levels, scales=self.scales)
         return replace(self.environment, outside=outside) if levels else self.environment
 

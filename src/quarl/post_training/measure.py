@@ -13,7 +13,7 @@ from quarl.calibration import Calibrated, quantised
 from quarl.engines import Engine
 from quarl.envelope import met_in
 from quarl.envs.environment import Environment, home_of
-from quarl.evaluation import Evaluation, evaluate, record, sample, split_by_time
+from quarl.evaluation import Evaluation, carry, evaluate, record, sample, split_by_time
 from quarl.judging import fidelity, judged, looks_of, until_judged
 from quarl.latency.timing import Timing, time_engines
 from quarl.policy import artifact
@@ -200,7 +200,8 @@ def measure(
         evaluations = until_judged(plays, looks_of(asked), asked.margin)
         held_out = record(policy, "fidelity", **where)
     timings = time_engines(loaded, held_out)
-    actions = [engines.greedy(each, held_out, engine.name) for each, engine in zip(quantized, loaded, strict=True)]
+    rows = [held_out if recorded is None else carry(each, held_out, asked.engine) for each in quantized]
+    actions = [engines.greedy(each, x, engine.name) for each, x, engine in zip(quantized, rows, loaded, strict=True)]
     cells = []
     for each, engine, played, timing, acted in zip(quantized, loaded, evaluations, timings, actions, strict=True):
         row = _without_returns(each, engine, timing)

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from rich.console import Console
 
 from quarl.api import Agent, agent_of
-from quarl.arguments import check, checks_keywords, policy_rows
+from quarl.arguments import check, checks_keywords, recorded_rows
 from quarl.arrays import Array
 from quarl.envelope import asked
 from quarl.envs.environment import EnvironmentKeywords, in_environment
@@ -184,7 +184,7 @@ def ptq(
     )
     check(spec, KEYWORDS)
     policy, environment = in_environment(policy, **where)
-    recorded = None if observations is None else policy_rows(policy, observations)[0]
+    recorded = None if observations is None else recorded_rows(policy, observations)
     covered = asked(policy, envelope, mode)
     if recorded is not None and (auto or any(where.values())):
         raise QuarlError(
