@@ -20,13 +20,26 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """Function of outputs [B, n] and the teacher's that returns their mean cost."""
 MOST = 2.0
 """Largest weight of a state whose best action leads by far, relative to a state with the median lead."""
+MEMORY = 0.1
+"""Weight of the next state beside the outputs that the head reads; 1 learns actions less well."""
 
 
 def loss_of(policy: Policy, teacher: Tensor) -> Loss:
     """Return the loss for a policy's head.
 
-    The teacher's outputs [N, n] on its own states set the scale of differences.
+    The teacher's outputs [N, n] on its own states set the scale of differences. With a memory, the next state is a part
+    of the output, so that a student remembers what the teacher does.
     """
+    if width := policy.head.width:
+        seen, states = teacher[:, :width], teacher[:, width:]
+        loss, spread = _of_head(policy, seen), states.std(0).clamp(min=1e-3)
+        # both parts count by their share of the cost of constant outputs
+        weight = MEMORY * loss(seen.mean(0).expand_as(seen), seen)
+        return lambda y, t: loss(y[:, :width], t[:, :width]) + weight * ((y - t)[:, width:] / spread).square().mean()
+    return _of_head(policy, teacher)
+
+
+def _of_head(policy: Policy, teacher: Tensor) -> Loss:
     head = policy.head
     if head.segments:
         return _segmented(list(head.segments))

@@ -24,7 +24,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from quarl import checkpoint_file, engines, formats, stats
 from quarl.algorithms.cpu import threads
 from quarl.arrays import Array
-from quarl.calibration import Calibrated
+from quarl.calibration import Calibrated, quantize
 from quarl.checkpoint_file import DamagedError
 from quarl.distillation.loss import Loss, loss_of
 from quarl.distillation.student import Layer, Student
@@ -34,7 +34,7 @@ from quarl.errors import QuarlError, in_one_line, note_once
 from quarl.evaluation import RECORD_BATCH, record, sample_size
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
-from quarl.quant.spec import QuantSpec
+from quarl.quant.spec import EXACT, QuantSpec
 from quarl.specs import DistillSpec
 
 RATE, MAX_RATE = 0.02, 0.15
@@ -46,6 +46,8 @@ FLOOR = 0.02
 """Share of the learning rate at which its cosine ends."""
 BATCH_SIZE = 256
 """States per update; an eighth of that for images, which takes the same time."""
+SPAN = 32
+"""Consecutive steps of a sequence, along which the student of a policy with a memory carries its own state."""
 PATIENCE = 2
 """Rounds without gain after which training stops, if no snapshot can have a verdict."""
 AVERAGE = 0.995
@@ -159,7 +161,13 @@ def distill(
     begun = time.monotonic() - validation_s
     teacher, start = calibrated.rewrite(spec)[0], calibrated.quantize(spec)
     states = calibrated.observations if validation.observations is None else validation.observations
+    span = SPAN if teacher.state.size else 1
+    if span > 1 and home is not None:
+        states = record(validation.policy, seed=recipe.seed, environment=home, span=span)
     assert states is not None
+    states = states[: len(states) // span * span]
+    if not len(states):
+        raise QuarlError(f"a policy with a memory learns from sequences of {span} observations: give more")
     taught = outputs(teacher, states)
     student, loss = Student(teacher, start), loss_of(teacher, taught)
     training = Training(student, recipe, loss, np.random.default_rng(recipe.seed), states, taught)
@@ -189,7 +197,8 @@ def distill(
                 seed=recipe.seed * (rounds + 1) + number,
                 environment=home,
                 engine=engine,
-                num=recipe.states,
+                num=max(recipe.states, span),
+                span=span,
             )
             training.add(new, outputs(teacher, new))
             since = time.monotonic()
@@ -215,10 +224,20 @@ def distill(
 
 
 def outputs(teacher: Policy, states: Array) -> Tensor:
-    """Return outputs [N, n] of the float policy, computed in batches of the calibration's size."""
+    """Return outputs [N, n] of the float policy, computed in batches of the calibration's size.
+
+    A policy with a memory carries its state along sequences of SPAN.
+    """
+    if teacher.state.size:
+        with torch.no_grad():
+            return Student(teacher, quantize(teacher, EXACT)).along(_sequences(states))
     size = sample_size(teacher)
     pieces = (states[first : first + size] for first in range(0, len(states), size))
     return torch.from_numpy(np.concatenate([as_float(teacher, piece)[teacher.output] for piece in pieces]))
+
+
+def _sequences(states: Array) -> Tensor:
+    return torch.from_numpy(states).reshape(-1, SPAN, states.shape[1])
 
 
 class Training:
@@ -271,14 +290,18 @@ class Training:
 
     def round(self) -> Iterator[float]:
         """Make the updates of a round on batches of the states, and yield the loss of each."""
-        inputs = torch.from_numpy(self.states)
+        inputs, network = torch.from_numpy(self.states), self.student.__call__
+        if self.student.start.state.size:
+            inputs, network = _sequences(self.states), self.student.along
+        labels = self.labels.reshape(len(inputs), -1, self.labels.shape[1])
         # a batch of vectors is too small to share: beside other work, threads would wait for each other
-        size, most = (BATCH_SIZE, 1) if inputs.ndim == 2 else (BATCH_SIZE // 8, torch.get_num_threads())
+        size = BATCH_SIZE if inputs.ndim == 2 else BATCH_SIZE // 8
+        most = 1 if inputs.ndim < 4 else torch.get_num_threads()
         with threads(most):
             for _ in range(self.recipe.updates):
                 self.set_rates()
                 chosen = torch.from_numpy(self.rng.integers(len(inputs), size=size))
-                cost = self.loss(self.student(inputs[chosen]), self.labels[chosen])
+                cost = self.loss(network(inputs[chosen]), labels[chosen].flatten(0, 1))
                 self.optimizer.zero_grad()
                 cost.backward()  # type: ignore[no-untyped-call]
                 self.optimizer.step()

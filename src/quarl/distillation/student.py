@@ -112,6 +112,19 @@ class Student(nn.Module):
             values[op.name] = value if grid is None else on_tensor_grid(value, grid)
         return values[self.start.output]
 
+    def along(self, rows: Tensor) -> Tensor:
+        """Return outputs [B * T, n] for sequences of rows [B, T, K + S], along which the network carries its own state.
+
+        It begins with the state of the first row. A row with the initial state starts an episode.
+        """
+        start, size = torch.from_numpy(self.start.state), self.start.seen[0]
+        state, outputs = rows[:, 0, size:], []
+        for row in rows.unbind(1):
+            begins = (row[:, size:] == start).all(1, keepdim=True)
+            outputs.append(self(torch.cat([row[:, :size], torch.where(begins, start, state)], 1)))
+            state = outputs[-1][:, self.start.head.width :]
+        return torch.stack(outputs, 1).flatten(0, 1)
+
     def _read(self, op: Op, x: Tensor) -> Tensor:
         """Return the value as the operator's kernel reads it."""
         bits = self.start.spec.activation_bits

@@ -14,7 +14,7 @@ from quarl.arrays import Array
 from quarl.calibration import Calibrated, quantize
 from quarl.envelope import met_in
 from quarl.envs.environment import Environment, home_of
-from quarl.evaluation import Evaluation, evaluate, sample, split_by_time
+from quarl.evaluation import Evaluation, carry, evaluate, sample, split_by_time
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import EXACT
 from quarl.specs import PATH, DistillSpec
@@ -68,7 +68,8 @@ class Validation:
             judged = stats.verdict(self.exact.returns, played.returns, self.recipe.margin, rng)
             return {"returns": played.returns, "noninferior": judged.noninferior, "error": None}, played.wall_s
         begun = time.monotonic()
-        exact, actions = (engines.greedy(each, self.held_out) for each in (quantize(self.policy, EXACT), policy))
+        both = quantize(self.policy, EXACT), policy
+        exact, actions = (engines.greedy(each, carry(each, self.held_out)) for each in both)
         error = float(policy.head.distance(exact, actions).mean(dtype=np.float64))
         return {"returns": np.zeros(0), "noninferior": False, "error": error}, time.monotonic() - begun
 
