@@ -219,7 +219,11 @@ REFUSED = {
         LATER,
         "inputs 'c_in', 'obs', not on one; set those that are constant with --fix NAME=VALUE; a s",
     ),
-    "shape": (f"{GRU.replace('h_out', 'h')}; Concat h h > h_out | axis=2", {}, "has 8 numbers, the next one 16"),
+    "shape": (
+        f"{GRU.replace('h_out', 'h')}; Concat h h > h_out | axis=2",
+        {},
+        "has shape [1, 1, 8], the next one [1, 1, 16]",
+    ),
     "unclear": ("Add a e > f; Add f obs > q; MatMul q u > actions", TWO, "inputs 'a', 'e', 'obs', not on"),
     "constant": (
         f"{GRU.replace('h_out', 'h')}; Shape h > s; Cast s > h_out | to=1",

@@ -283,7 +283,12 @@ class Translation:
 
     def rounded(self, op: operators.Rounded) -> str | Codes:
         real, grid = self.real(op.inputs[0]), self.policy.grids.get(op.name)
-        return real if grid is None else self.on(real, grid)
+        if grid is None:
+            return real
+        if grid.bits > 8:
+            return self.on(real, grid)
+        # Ties are common where steps are powers of two, and QuantizeLinear of OpenVINO does not round them to even.
+        return Codes(self.file.round(self.counted(real, grid), grid.zero_point + SHIFT), grid)
 
     def pool(self, op: operators.Pool2d) -> str | Codes:
         first, channels = self.values[op.inputs[0]], self.shapes[op.name][0]
