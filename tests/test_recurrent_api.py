@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import networks
-import quarl
+import quarl.qat
 from quarl import engines
 from quarl.cli import main
 from quarl.evaluation import carry, record
@@ -18,11 +18,9 @@ from quarl.policy import artifact
 from quarl.policy.graph import ActionHead, Provenance
 from refusals import refused
 
-SIZE, OUTPUTS = 5, 3
-LAYERS = ("lstm", "gru")
-STARTS = np.zeros((60, 4), bool)
+SIZE = 5
+STARTS = np.zeros((60, 4), bool)  # of episodes in four sequences: one, two, three, and episodes of one step
 STARTS[0] = STARTS[20, 1] = STARTS[[7, 40], 2] = STARTS[1:, 3] = True
-"""Starts of episodes in four sequences: one, two, three, and episodes of one step."""
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +32,9 @@ def x():
 @pytest.fixture(scope="module")
 def pendulum():
     """A recurrent agent of Pendulum-v1, with random weights."""
-    policy = networks.recurrent("lstm", inputs=3, outputs=1)
     head = ActionHead("clip", np.full(1, -2, np.float32), np.full(1, 2, np.float32), width=1)
-    return quarl.Agent(replace(policy, head=head, provenance=Provenance(algo="ppo_lstm", env_id="Pendulum-v1")))
+    about = {"head": head, "provenance": Provenance(algo="ppo_lstm", env_id="Pendulum-v1")}
+    return quarl.Agent(replace(networks.recurrent("lstm", inputs=3, outputs=1), **about))
 
 
 def by_hand(policy, observations, starts):
@@ -46,8 +44,7 @@ def by_hand(policy, observations, starts):
         rows.append(np.concatenate([each, policy.state if begins else state]))
         outputs.append(running.run(rows[-1][None])[0])
         state = outputs[-1][policy.num_outputs :]
-    outputs = np.array(outputs)
-    return policy.head(outputs), np.array(rows), outputs[:, policy.num_outputs :]
+    return policy.head(np.array(outputs)), np.array(rows), np.array(outputs)[:, policy.num_outputs :]
 
 
 def carried(agent, observations, starts, engine="reference"):
@@ -61,13 +58,12 @@ def carried(agent, observations, starts, engine="reference"):
 
 
 @pytest.mark.parametrize("mode", ["float", "static", "dynamic"])
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", ["lstm", "gru"])
 def test_predict_carries_states_as_a_loop_of_one_sequence_does(layer, mode, x):
     agent = quarl.Agent(networks.recurrent(layer))
     recorded = {"seen": x[:, 2], "episode_start": STARTS[:, 2]}
     agent = agent if mode == "float" else agent.quantize(8, mode=mode, observations=recorded)
     actions, states = carried(agent, x, STARTS)
-    assert states.dtype == np.float32
     for row in range(x.shape[1]):
         alone, _, last = by_hand(agent._quantized(), x[:, row], STARTS[:, row])
         np.testing.assert_array_equal(actions[:, row], alone)
@@ -84,7 +80,7 @@ def test_predict_carries_states_as_a_loop_of_one_sequence_does(layer, mode, x):
 def test_predict_takes_a_single_observation_and_its_state(x):
     agent = quarl.Agent(networks.recurrent("lstm"))
     action, state = agent.predict(x[0, 0])
-    assert (action.shape, state.shape) == ((OUTPUTS,), agent.policy.state.shape)
+    assert (action.shape, state.shape, state.dtype) == ((3,), (24,), np.float32)
     batch, _ = agent.predict(x[1, :1], state[None], [False])
     np.testing.assert_array_equal(agent.predict(x[1, 0], state)[0], batch[0])
     for start in (True, np.ones(1, bool)):
@@ -117,9 +113,7 @@ def test_recorded_episodes_become_the_rows_of_the_float_policy(x):
     rows = by_hand(agent._quantized(), x[:, 1], STARTS[:, 1])[1]
     given = {"obs": x[:, 1], "episode_start": STARTS[:, 1].astype(int)}
     ours, theirs = (agent.quantize(4, mode="static", observations=each) for each in (given, rows))
-    size = agent.policy.state.size
     np.testing.assert_allclose(ours.policy.box[1], rows.max(axis=0), atol=2.0**-20)
-    assert ours.policy.box[0].shape == (SIZE + size,)
     for one, other in zip(ours.policy.linear, theirs.policy.linear, strict=True):
         np.testing.assert_array_equal(one.weight.codes, other.weight.codes)
 
@@ -189,16 +183,11 @@ def test_verbs_play_a_policy_with_a_memory(pendulum, elsewhere, capsys):
     assert main(["inspect", "policy.quarl", "--bits", "8", "-o", "weights"]) == 0
 
 
-def test_training_verbs_refuse_policies_with_a_memory_by_name(capsys):
-    for words in (["train", "--qat", "8"], ["train"], ["actorq"], ["sweep"]):
+def test_training_refuses_policies_with_a_memory_by_name(capsys):
+    for words in (["train", "--qat", "8"], ["actorq"], ["sweep"]):
         line = refused(capsys, *words, "--algo", "ppo_lstm", "--env", "CartPole-v1", "-n", "1000")
         assert "ppo_lstm" in line
-
-
-def test_qat_refuses_a_recurrent_model_by_name():
     contrib = pytest.importorskip("sb3_contrib")
-    from quarl import qat
-
     model = contrib.RecurrentPPO("MlpLstmPolicy", "CartPole-v1", policy_kwargs={"lstm_hidden_size": 4}, device="cpu")
     with pytest.raises(quarl.QuarlError, match=r"(?i)recurrentppo|ppo_lstm"):
-        qat.prepare(model, "int8")
+        quarl.qat.prepare(model, "int8")

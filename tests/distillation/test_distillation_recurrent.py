@@ -43,6 +43,8 @@ def test_a_student_carries_its_state_along_as_engines_do(mode):
     assert np.quantile(np.abs(ours - theirs), 0.9) <= 0.02 * np.ptp(theirs)
     labels = rounds.outputs(policy, rows[:160]).numpy()[:, :3]
     np.testing.assert_allclose(labels, carried(policy, rows[:160]), atol=2.0**-18)
+    with pytest.raises(quarl.QuarlError, match="sequences of 32 observations"):
+        quarl.Agent(policy).distill(4, observations=rows[:30], rounds=1, updates=1)
 
 
 @pytest.mark.slow
@@ -54,9 +56,3 @@ def test_distillation_lowers_the_error_along_new_sequences():
     assert np.square(after - exact).mean() <= 0.75 * np.square(before - exact).mean()
     # snapshots are chosen by this error: of states that they carry themselves, not the float policy's
     assert snapshots[-1].error < snapshots[0].error
-
-
-def test_sequences_too_short_to_learn_from_are_refused():
-    policy = networks.recurrent("gru")
-    with pytest.raises(quarl.QuarlError, match="sequences of 32 observations"):
-        quarl.Agent(policy).distill(4, observations=recorded(policy, 30), rounds=1, updates=1)
