@@ -209,7 +209,7 @@ class _Translation:
             return self.moved(node, args[0])
         if dtype != torch.float32 and kind != "cat" and not (dtype == torch.float64 and kind in aten.IN_DOUBLE):
             raise UnsupportedError(
-                f"it computes in {dtype}; {aten.instead(kind, 'convert to float32, or end autocast, before it')}"
+                f"it computes in {dtype}; {aten.instead(kind, 'convert to float32 before it, or end autocast')}"
             )
         last = self.scores and [user.op for user in node.users] == ["output"]
         if last and kind in aten.SOFTMAX and args[1] in (-1, len(shape) - 1):
