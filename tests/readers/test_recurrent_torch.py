@@ -67,8 +67,7 @@ def g1() -> tuple[Path, Policy]:
 
 def test_lstm_of_the_g1_acts_as_in_torch_with_resets(g1):
     path, policy = g1
-    assert policy.seen == (47,)
-    assert policy.state.size == 128
+    assert (policy.seen, policy.state.size) == ((47,), 128)
     observations = walks(policy, 125, 8, 0)
     actions = played(policy, observations)[0]
     module = torch.jit.load(str(path)).eval()
@@ -81,8 +80,7 @@ def test_lstm_of_the_g1_acts_as_in_torch_with_resets(g1):
 
 def test_int8_of_the_g1_carries_equal_states_without_drift(g1):
     _, policy = g1
-    observations, calibration = walks(policy, 1000, 10, 0), walks(policy, 300, 10, 1)
-    rows = played(policy, calibration)[2].reshape(-1, 175)
+    observations, rows = walks(policy, 1000, 10, 0), played(policy, walks(policy, 300, 10, 1))[2].reshape(-1, 175)
     quantized = quantize(policy, QuantSpec.parse("int8", mode="static"), rows)
     actions, states, _ = played(quantized, observations)
     assert all(np.array_equal(played(quantized, observations, engine)[1], states) for engine in ("litert", "onnx"))
