@@ -43,7 +43,7 @@ def remembering(graph: Symbolic, observation: Value, output: Value, carried: Map
             )
         makers = [graph.operators.get(each) for each in getattr(graph.operators.get(name), "inputs", ())]
         kinds = {op.kind for op in makers if isinstance(op, Activation)}
-        hidden = name in graph.hidden or (isinstance(graph.operators[name], Mul) and kinds == {"sigmoid", "tanh"})
+        hidden = name in graph.hidden or (isinstance(graph.operators.get(name), Mul) and kinds == {"sigmoid", "tanh"})
         states.append(State(part, name, graph.starts[part].reshape(-1), HIDDEN if hidden else CELL))
     return recurrent.remembering(observation.size, states, ops, outputs[0])
 
