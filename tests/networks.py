@@ -66,20 +66,30 @@ def recurrent_weights(layer: str, inputs: int = 5, size: int = 12, seed: int = 0
     return Weights(*(rng.normal(size=shape).astype(np.float32) / np.float32(size**0.5) for shape in shapes))
 
 
-def recurrent(layer: str, inputs: int = 5, size: int = 12, outputs: int = 3, seed: int = 0) -> Policy:
-    """A policy with an LSTM, or a GRU ("gru-after" resets before its product), and continuous actions."""
+def recurrent(
+    layer: str, inputs: int = 5, size: int = 12, outputs: int = 3, seed: int = 0, first: bool = False
+) -> Policy:
+    """A policy with an LSTM, or a GRU ("gru-after" resets before its product), and continuous actions.
+
+    first: a dense layer with ReLU reads the observation.
+    """
     ops: list[Op] = []
 
     def add(op: Op) -> str:
         ops.append(op)
         return op.name
 
-    weights, zeros = recurrent_weights(layer, inputs, size, seed), np.zeros(size, np.float32)
+    x = SEEN
+    if first:
+        ((_, weight, bias),) = layers(np.random.default_rng(seed), [inputs, size])
+        x = add(Activation("first.relu", (add(Dense("first", (x,), weight, bias.astype(np.float32))),), "relu"))
+    weights = recurrent_weights(layer, size if first else inputs, size, seed)
+    zeros = np.zeros(size, np.float32)
     if layer == "lstm":
-        hidden, cell = lstm(add, "memory", SEEN, ("h", "c"), weights)
+        hidden, cell = lstm(add, "memory", x, ("h", "c"), weights)
         states = [State("h", hidden, zeros, HIDDEN), State("c", cell, zeros)]
     else:
-        hidden = gru(add, "memory", SEEN, "h", weights, before=layer == "gru")
+        hidden = gru(add, "memory", x, "h", weights, before=layer == "gru")
         states = [State("h", hidden, zeros, HIDDEN)]
     ((_, weight, bias),) = layers(np.random.default_rng(seed), [size, outputs])
     head = replace(action_head("clip", outputs), width=outputs)

@@ -22,7 +22,7 @@ from quarl.export.c import boards
 from quarl.export.c.bounds import NORMAL, Run
 from quarl.export.c.lowering import Lowering
 from quarl.export.c.program import check
-from quarl.export.footprint import _estimated, footprint
+from quarl.export.footprint import footprint
 from quarl.policy.operators import Activation
 from quarl.quant.spec import EXACT, QuantSpec
 
@@ -64,13 +64,15 @@ def test_gates_and_states_are_integers_and_the_text_is_read_back(layer):
     assert not REALS - {"to_real"} & set(named)
     assert sum(call.kernel == "to_real" for call in program.network) == 1 + (layer == "lstm")
     assert program.ram >= 4 * (policy.state.size + rows.shape[1])
+    assert program.seen[0].sizes["n"] == policy.seen[0] == 5
+    assert "void policy_reset(policy_state *state);" in (header := program.header())
+    assert "#define POLICY_OBSERVATION 5\n" in header
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
         ("#define POLICY_STATE 12\n", "#define POLICY_STATE 11\n"),
-        ("#define POLICY_STATE 12\n", ""),
         ("EACH(i, 12) state->numbers[i] = y[3 + i]", "EACH(i, 99) state->numbers[i] = y[3 + i]"),
         ("void policy_reset(", "int policy_reset("),
         ("quantize_power(12, x + 5, -7", "quantize_power(12, x + 5, -99"),
@@ -103,16 +105,6 @@ def test_thresholds_are_the_tanh_of_each_of_65536_codes():
     (call,) = (call for call in program.network if call.kernel == "threshold")
     found = call.sizes["low"] + np.searchsorted(program.tables[call.place("limit")[0]], np.arange(-(2**15), 2**15))
     np.testing.assert_array_equal(found, table(op, policy.grids[op.inputs[0]], policy.grids[op.name]))
-
-
-def test_header_box_and_budget_know_the_state():
-    policy, rows, _ = static("gru")
-    program = Lowering(policy).program("{}")
-    assert program.seen[0].sizes["n"] == policy.seen[0]
-    assert _estimated(program, 0, "").instructions > 1000
-    text = c.write(policy, "{}", golden.record(policy, rows[:9]))["policy.h"].decode()
-    assert "void policy_reset(policy_state *state);" in text
-    assert "#define POLICY_OBSERVATION 5\n" in text
 
 
 @pytest.mark.slow

@@ -43,6 +43,8 @@ boards.BOARDS = RUNTIMES = {**boards.BOARDS, "c-m3": M4._replace(flags=M4.flags.
 PRECISIONS = ("int8", "int4", "int3", "int2")
 WIDTHS, DEPTHS = (256, 64), (2, 6)
 """Of dense networks: a quarter of the difference between the two depths is one layer."""
+MEMORIES = ("gru", "gru-after", "lstm")
+"""Of the size of a GRU that flies quadrotors: 2,084 parameters with its first state."""
 HEADS = dict.fromkeys(("godot-flyby", "godot-player"), "clip:-1,1")
 """Meaning of the outputs of files that do not tell."""
 FEWER = 1000
@@ -149,7 +151,11 @@ def measured(name: str, policy: QuantizedPolicy, x: Array, runtime: str, times: 
         "stack": compiled.stack,
         "instructions": compiled.instructions,
     }
-    return row | (timed(policy, compiled, x) if times and runtime == "c" and x.dtype == np.float32 else {})
+    return row | (
+        timed(policy, compiled, x)
+        if times and runtime == "c" and x.dtype == np.float32 and not policy.state.size
+        else {}
+    )
 
 
 def cases(options: argparse.Namespace) -> Iterator[tuple[str, Policy, Array | None]]:
@@ -158,6 +164,7 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[str, Policy, Array | No
         yield name, policy, None
     without = [(f"networks/{name}", make()) for name, make in networks.EVERY.items()]
     without += [(f"layers/{k}-{n}", networks.dense([k] * (n + 1) + [4])) for k in WIDTHS for n in DEPTHS]
+    without += [(f"recurrent/{kind}-22-16-4", networks.recurrent(kind, 22, 16, 4, first=True)) for kind in MEMORIES]
     for name, policy in (*(case for folder in options.agents for case in others(folder)), *without):
         yield name, policy, networks.observations(policy, 512)
 

@@ -2,7 +2,7 @@
 
 What an engineer writes without quantization: dense layers that sum four rows at once, the functions of newlib's libm,
 normalizer and head included. The rows stand beside those of `stress.boards` in results/boards. Policies with other
-operators, such as LayerNorm, are left out and named.
+operators, such as LayerNorm, are left out and named. Recurrent policies of tests/networks.py are counted, too.
 """
 
 from __future__ import annotations
@@ -22,11 +22,29 @@ from quarl.errors import QuarlError
 from quarl.export.c import boards
 from quarl.export.c.lowering import Lowering
 from quarl.policy.graph import Policy, shapes
-from quarl.policy.operators import OBSERVATION, Activation, Dense, Flatten, Normalize, Scale
+from quarl.policy.operators import (
+    OBSERVATION,
+    Activation,
+    Add,
+    Concat,
+    Dense,
+    Flatten,
+    Mul,
+    Normalize,
+    Rounded,
+    Scale,
+    Slice,
+)
 from quarl.quant.spec import EXACT, QuantSpec
-from stress.boards import agents, many, others
+from stress.boards import MEMORIES, agents, many, others
 
-FUNCTIONS = {"relu": "v > 0 ? v : 0", "tanh": "tanhf(v)", "elu": "v > 0 ? v : expm1f(v)", "silu": "v / (1 + expf(-v))"}
+FUNCTIONS = {
+    "relu": "v > 0 ? v : 0",
+    "tanh": "tanhf(v)",
+    "elu": "v > 0 ? v : expm1f(v)",
+    "silu": "v / (1 + expf(-v))",
+    "sigmoid": "1 / (1 + expf(-v))",
+}
 FLOATS = "-mcpu=cortex-m4 -mfpu=fpv4-sp-d16 -mfloat-abi=hard -mthumb -O2 -fno-math-errno"
 LINK = "-mgeneral-regs-only " + boards.LAYOUT.replace("-lgcc", "-Wl,--start-group -lm -lc -lgcc -Wl,--end-group")
 """The harness is compiled in the same call, and runs before the FPU is on."""
@@ -49,7 +67,6 @@ static void dense(int n, int k, const float *w, const float *b, const float *x, 
 }
 """
 ENTRY = """static __attribute__((noinline)) void net(const float *x, float *y) {{
-    static float p[{most}], q[{most}];
 {body}
     for (int i = 0; i < {raw}; i++) y[i] = {last}[i];
 }}
@@ -70,6 +87,16 @@ int policy_act(const uint32_t *x, uint32_t *a) {{
     head((float *)y, (float *)a);
     return 0;
 }}"""
+REMEMBERING = CONTINUOUS.replace(
+    "policy_act(const uint32_t *x, uint32_t *a) {{\n    uint32_t y[{raw}];",
+    """policy_act(policy_state *state, const uint32_t *seen, uint32_t *a) {{
+    uint32_t y[{raw}], x[POLICY_OBSERVATION + POLICY_STATE];
+    for (int i = 0; i < POLICY_OBSERVATION; i++) x[i] = seen[i];
+    for (int i = 0; i < POLICY_STATE; i++) x[POLICY_OBSERVATION + i] = state->numbers[i];""",
+).replace(
+    "y);\n    head",
+    "y);\n    for (int i = 0; i < POLICY_STATE; i++) state->numbers[i] = y[POLICY_RAW - POLICY_STATE + i];\n    head",
+)
 DISCRETE = """static __attribute__((noinline)) int best(const float *y) {{
     int i, b = 0;
     for (i = 1; i < {raw}; i++) if (y[i] > y[b]) b = i;
@@ -90,12 +117,11 @@ def array(name: str, values: Array) -> str:
 
 def source(policy: Policy) -> str:
     """Return policy.c in float32; raise QuarlError for operators that it lacks."""
-    shape, head, tables, body, x = shapes(policy), policy.head, "", "", "x"
+    shape, head, tables, body, names = shapes(policy), policy.head, "", "", {OBSERVATION: "x"}
     if head.segments or head.kind not in ("argmax", "clip", "tanh"):
         raise QuarlError(f"head {head.kind} is not written here")
-    most = max(int(np.prod(each)) for each in shape.values()) + 3
     for index, op in enumerate(policy.ops):
-        size, y = int(np.prod(shape[op.name])), "q" if x == "p" else "p"
+        size, x, y = int(np.prod(shape[op.name])), names[op.inputs[0]], f"v{index}"
         match op:
             case Dense():
                 pad = -size % 4
@@ -112,13 +138,23 @@ def source(policy: Policy) -> str:
             case Scale():
                 tables += array(f"f{index}", np.broadcast_to(op.factor, shape[op.name]))
                 body += f"    for (int i = 0; i < {size}; i++) {y}[i] = {x}[i] * f{index}[i];\n"
-            case Flatten():
+            case Flatten() | Rounded():
                 y = x
+            case Slice():
+                y = f"({x} + {op.start})"
+            case Concat():
+                start = 0
+                for part in op.inputs:
+                    n = int(np.prod(shape[part]))
+                    body += f"    for (int i = 0; i < {n}; i++) {y}[{start} + i] = {names[part]}[i];\n"
+                    start += n
+            case Mul() | Add():
+                sign = "*" if isinstance(op, Mul) else "+"
+                body += f"    for (int i = 0; i < {size}; i++) {y}[i] = {x}[i] {sign} {names[op.inputs[1]]}[i];\n"
             case _:
                 raise QuarlError(f"{type(op).__name__} is not written here")
-        if len(op.inputs) > 1 or op.inputs[0] != (policy.ops[index - 1].name if index else OBSERVATION):
-            raise QuarlError("only chains are written here")
-        x = y
+        tables += f"static float {y}[{size + 3}];\n" * (y == f"v{index}")
+        names[op.name] = y
     raw = int(np.prod(shape[policy.output]))
     if head.is_discrete:
         action = DISCRETE.format(raw=raw, start=head.first)
@@ -130,14 +166,18 @@ def source(policy: Policy) -> str:
             tables += array("low", head.low) + array("high", head.high)
         else:
             value = "y[i]"
-        action = CONTINUOUS.format(actions=head.low.size, value=value, raw=raw)
-    return KERNELS + tables + ENTRY.format(most=most, body=body, raw=raw, last=x, action=action)
+        continuous = REMEMBERING if policy.state.size else CONTINUOUS
+        action = continuous.format(actions=head.low.size, value=value, raw=raw)
+    return KERNELS + tables + ENTRY.format(body=body, raw=raw, last=y, action=action)
 
 
 def main() -> None:
     """Count and print an action of each policy, and write the rows."""
     folders, made = [Path(word) for word in sys.argv[1:]], []
     cases = [("agents", *case) for case in agents(folders)]
+    cases += [
+        ("recurrent", f"recurrent/{kind}-22-16-4", networks.recurrent(kind, 22, 16, 4, first=True)) for kind in MEMORIES
+    ]
     for table, name, policy in [*cases, *(("wild", *case) for folder in folders for case in others(folder))]:
         x = networks.observations(policy, 64)
         with tempfile.TemporaryDirectory() as folder:
