@@ -18,7 +18,7 @@ from quarl.quant.affine import MID_RISE, QParams
 from quarl.quant.diagnostics import coarsest_grid, histogram, saturation, sqnr_db
 from quarl.quant.spec import QuantSpec, integer_range
 from quarl.quant.spec import Scheme as Rounding
-from quarl.rows import Column, Row, Scheme
+from quarl.rows import Column, Payload, Row, Scheme
 
 Minimum = Annotated[float, Column("min", "{:.4g}".format)]
 Maximum = Annotated[float, Column("max", "{:.4g}".format)]
@@ -52,6 +52,7 @@ class LayerRow(Row):
     range: Range
     levels: Annotated[int, Column("levels")]
     """Distinct codes in use; distinct values for a float format."""
+    payload: Payload
     sqnr_db: Noise
     saturation: Annotated[float, Column("clipped %", lambda share: f"{100 * share:.2g}")]
     """Share of the weights outside the grid by more than half a step, 0..1."""
@@ -74,6 +75,7 @@ class ModelRow(Row):
     spread: Annotated[float | None, Column("max/std", formats.number)]
     """max |w| / std: distance of the largest weight, which sets the step of a grid, from the typical one; null if std
     is 0."""
+    payload: Payload
     sqnr_db: Noise
     histogram: Histogram
     layers: list[LayerRow]
@@ -112,6 +114,7 @@ def _layer(before: LayerWeights, after: LayerWeights, spec: QuantSpec) -> Layer:
         shape=before.weight.shape,
         levels=len(np.unique(y if codes is None else codes)),
         saturation=0.0 if q is None else saturation(x, q),
+        payload=_payload([after]),
         **_compared(x, y, spec),
     )
     return Layer(row=row, grid=np.zeros(0, np.float32) if q is None else coarsest_grid(q))
@@ -135,8 +138,13 @@ def whole(model: str, before: Sequence[LayerWeights], after: Sequence[LayerWeigh
         std=std,
         spread=_finite(float(np.abs(x).max()) / std) if std > 0 else None,
         layers=[layer.row for layer in inspect(before, after, spec)],
+        payload=_payload(after),
         **_compared(x, y, spec),
     )
+
+
+def _payload(layers: Sequence[LayerWeights]) -> int:
+    return sum(array.nbytes for layer in layers for array in (layer.weight, layer.bias) if array is not None)
 
 
 def _compared(x: Array, y: Array, spec: QuantSpec) -> dict[str, Any]:

@@ -111,6 +111,12 @@ Interval = Annotated[
     "Ends of the 95 % interval of the mean; null for one episode.",
 ]
 Verdict = Annotated[str | None, Column("verdict", formats.verdict, of=("verdict", "differs", "precision"))]
+Payload = Annotated[
+    int,
+    Column("payload", formats.size),
+    "Bytes of the weights at their bits, scales, zero points and biases, without a file's header and without "
+    "calibration statistics.",
+]
 Error = Annotated[
     float | None,
     Column("E %", formats.number),

@@ -45,6 +45,7 @@ def row(precision: str, bits: int, mean: float, **changes: Any) -> dict[str, Any
         "difference_high": mean - 198.0,
         **dict.fromkeys(("observations", "error_rms", "error_max")),
         "bytes": 76_543,
+        "payload": 9000 * bits,
         "bytes_packed": 9000 * bits,
         "latency_us_p50": 1.84,
         "latency_us_p99": 2.5,

@@ -26,7 +26,7 @@ from quarl.post_training.measure import Cell
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.report import assessment, page
 from quarl.report.figures import learning
-from quarl.rows import Column, Episodes, MaxEpisodes, Measured, Precision, Returns, Row, Updates
+from quarl.rows import Column, Episodes, MaxEpisodes, Measured, Payload, Precision, Returns, Row, Updates
 from quarl.specs import ComparisonSpec, PtqSpec
 from quarl.stats import INFERIOR, UNDECIDED
 
@@ -91,8 +91,9 @@ class DistillRow(Row):
     """Number of episodes played to choose the snapshot."""
     validation_s: Annotated[float, Column("its s", "{:.0f}".format)]
     """Seconds of validation."""
-    bytes_packed: Annotated[int, Column("packed", formats.size)]
-    """Size of the policy in bytes: weights at their bits, scales and biases."""
+    payload: Payload
+    bytes_packed: Annotated[int, Column("file", formats.size)]
+    """Size of the saved policy's file, whose header is most of a small network's."""
     returns: Returns
 
 
@@ -244,7 +245,8 @@ def _row(
     chosen, first, config = best(snapshots), snapshots[0], validation.recipe
     row: dict[str, Any] = dict.fromkeys(field.name for field in fields(DistillRow)) | facts(snapshots)
     row |= {"precision": chosen.policy.spec.precision, "bits_of_layers": chosen.policy.bits_of_layers}
-    row |= {"bits_mean": chosen.policy.mean_bits, "bytes_packed": len(artifact.to_bytes(chosen.policy))}
+    row |= {"bits_mean": chosen.policy.mean_bits, "payload": chosen.policy.payload}
+    row |= {"bytes_packed": len(artifact.to_bytes(chosen.policy))}
     row |= {"measured": engines.load_fitting(chosen.policy).measured}
     if exact is None or played is None:
         row |= {"error_calibrated": first.error, "error": chosen.error, "episodes": 0, "margin_pct": config.margin}

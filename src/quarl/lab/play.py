@@ -76,6 +76,7 @@ def returns(policy: QuantizedPolicy, work: Mapping[str, Any], environment: Envir
         "measured": played.measured,
         "file_bytes": engine.file_bytes,
         "bits_mean": policy.mean_bits,
+        "payload": policy.payload,
         "bytes_packed": len(artifact.to_bytes(policy)),
         "env_steps": played.num_steps,
         "returns": played.returns.tolist(),

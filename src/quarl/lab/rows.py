@@ -46,8 +46,10 @@ class CellRow(Named, Row):
     file_bytes: int | None
     bits_mean: float | None
     """Mean bits of a weight, over all layers."""
+    payload: Annotated[int | None, Column("payload", formats.size, optional=True)]
+    """Bytes of the weights at their bits, scales, zero points and biases; null in cells of older versions."""
     bytes_packed: int | None
-    """Size of the policy in bytes: weights at their bits, scales and biases."""
+    """Size of the saved policy's file, whose header is most of a small network's."""
     weight_min: float | None
     weight_max: float | None
     weight_std: float | None

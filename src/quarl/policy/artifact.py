@@ -205,14 +205,11 @@ def _op_to_json(op: Op, tensors: dict[str, Array]) -> dict[str, Any]:
         if not isinstance(value, QuantizedTensor):
             tensors[key] = value if value.dtype in DTYPES.values() else value.astype(np.float32)
             continue
-        # quarl-2020 has 2**n + 1 levels: its codes may need more bits than their nominal width.
-        low, high = int(value.codes.min(initial=0)), int(value.codes.max(initial=0))
-        width = max(value.bits, 1 + (~low).bit_length(), 1 + high.bit_length())
-        entry["codes"] = {"shape": value.codes.shape, "bits": value.bits, "width": width}
-        codes = value.codes
-        if value.mid_rise:  # codes are odd, so the last bit is implied
-            width, codes = value.bits, codes >> 1
-            entry["codes"] |= {"width": width, "mid_rise": True}
+        width, codes = value.width, value.codes
+        entry["codes"] = {"shape": codes.shape, "bits": value.bits, "width": width}
+        if value.mid_rise:
+            codes = codes >> 1
+            entry["codes"]["mid_rise"] = True
         bytes_already = width == 8 and codes.dtype == np.int8  # spares a copy of most of the file
         flat = codes.reshape(-1).view(np.uint8) if bytes_already else pack(codes, width)
         tensors[key] = np.frombuffer(flat, np.uint8)

@@ -311,6 +311,11 @@ class QuantizedPolicy(Policy):
         return sum(bits[op.name] * math.prod(op.weight.shape) for op in self.linear) / max(self.num_weights, 1)
 
     @property
+    def payload(self) -> int:
+        """Return the bytes of the numbers in its operators, without a file's header and calibration statistics."""
+        return sum(array.nbytes for op in self.ops for array in op.arrays.values())
+
+    @property
     def coverage(self) -> float:
         """Return the share of the weights, 0..1, that really have the spec's precision; fp32 counts as 1."""
         if self.spec.float_type == "fp32":

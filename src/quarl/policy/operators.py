@@ -17,6 +17,7 @@ import numpy as np
 from quarl.arrays import Array
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.policy.formulas import FORMULAS, SETTINGS
+from quarl.quant.packing import packed_size
 
 Shape = tuple[int, ...]
 OBSERVATION = "observation"
@@ -46,6 +47,24 @@ class QuantizedTensor:
     @property
     def size(self) -> int:
         return self.codes.size
+
+    @property
+    def width(self) -> int:
+        """Return the bits of a stored code: `bits`, or more if quarl-2020's 2**n + 1 levels need them."""
+        if self.mid_rise:  # codes are odd, so the last bit is implied
+            return self.bits
+        low, high = int(self.codes.min(initial=0)), int(self.codes.max(initial=0))
+        return max(self.bits, 1 + (~low).bit_length(), 1 + high.bit_length())
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that the tensor takes in any file: codes at their bits, and 4 for each number of its grid.
+
+        A grid has a scale and a zero point for each channel, or one if all are equal; symmetric ones no zero points.
+        """
+        grid = (self.scale, self.zero_point) if self.zero_point.any() else (self.scale,)
+        numbers = sum(array.size if np.unique(array).size > 1 else 1 for array in grid)
+        return packed_size(self.size, self.width) + 4 * numbers
 
     @property
     def reach(self) -> Array:

@@ -123,7 +123,7 @@ def choose(
     # Describe the choice.
     row = cells[-1].row
     said = [
-        f"{row.precision}, {row.bits_mean:.2f} bits a weight and {row.bytes_packed / cells[1].row.bytes_packed:.2f} of "
+        f"{row.precision}, {row.bits_mean:.2f} bits a weight and {row.payload / cells[1].row.payload:.2f} of "
         f"int8's bytes, was chosen from {formats.counted(len(specs), 'assignment')}: in attempt {attempt}, "
         f"{row.episodes:,} fresh episodes exclude a loss of {row.margin_pct:g} %. A larger one passes in at most "
         f"{2.5 * attempt:g} % of such searches."

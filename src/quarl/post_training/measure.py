@@ -28,6 +28,7 @@ from quarl.rows import (
     ErrorRms,
     MaxEpisodes,
     Measured,
+    Payload,
     Precision,
     Returns,
     Row,
@@ -117,8 +118,9 @@ class PtqRow(Row):
     error_max: ErrorMax
     bytes: Annotated[int, Column("file", formats.size)]
     """Size of the engine's own file, which keeps weights in 4, 8, 16 or 32 bits."""
-    bytes_packed: Annotated[int, Column("packed", formats.size)]
-    """Size of the policy with its weights at exactly their bits, scales and biases included."""
+    payload: Payload
+    bytes_packed: int
+    """Size of the saved policy's file, whose header is most of a small network's."""
     latency_us_p50: Annotated[float, Column("µs p50", formats.three_digits)]
     """Median microseconds of one call: one observation in, one output out, one thread."""
     latency_us_p99: Annotated[float, Column("p99", formats.three_digits)]
@@ -247,6 +249,7 @@ def _without_returns(policy: QuantizedPolicy, engine: Engine, timing: Timing) ->
         "measured": engine.measured,
         "episodes": 0,
         "bytes": engine.file_bytes,
+        "payload": policy.payload,
         "bytes_packed": len(artifact.to_bytes(policy)),
         "latency_us_p50": timing.us_p50,
         "latency_us_p99": timing.us_p99,

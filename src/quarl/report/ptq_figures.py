@@ -18,7 +18,7 @@ from quarl.report.figures import FLOATS, SHIFT, band, draw, points
 from quarl.report.schema import Fields
 from quarl.rows import by
 
-COSTS = {"latency_us_p50": ("latency of one call, µs (median)", 1.0), "bytes_packed": ("size, kB (packed)", 1e-3)}
+COSTS = {"latency_us_p50": ("latency of one call, µs (median)", 1.0), "payload": ("payload, kB", 1e-3)}
 """Costs of a precision: the key, the label of its axis, and the factor from the key's unit to the axis'."""
 APART = 0.075
 """Distance between names of overlapping points, in heights of a panel; side by side, in widths."""
@@ -29,7 +29,7 @@ MARGINS = 4
 @style.look()
 def choice(rows: Sequence[Fields], title: str) -> Figure:
     """Return against cost: higher and further to the left is better. Latency is for one observation on one thread,
-    size for the policy with its codes packed to their bits. Vertical bars are 95 % intervals of the mean. Simulated
+    payload for weights at their bits, scales and biases. Vertical bars are 95 % intervals of the mean. Simulated
     precisions are hollow and have no latency."""
     base, colors = _exact(rows), _colors(rows)
     drawn, panels = style.panels(2, title, height=2.8, y=_returns(base))
