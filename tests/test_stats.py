@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,9 +18,11 @@ from quarl.stats import (
     error_over_seeds,
     error_pct,
     iqm,
+    judge_success,
     mean_error_interval,
     over_seeds,
     ratio_interval,
+    success_over_seeds,
     summary,
     verdict,
     verdict_over_seeds,
@@ -280,21 +285,98 @@ def test_a_share_of_successes_has_wilsons_interval(wins: int, n: int, low: float
     assert (interval.point, round(interval.low, 4), round(interval.high, 4)) == (wins / n, low, high)
 
 
-def test_a_drop_counts_the_episodes_that_one_alone_wins() -> None:
-    # Agresti 2013, "Categorical Data Analysis", table 11.1: 150 approve at first alone, 86 then alone, of 1,600
-    fp32 = np.repeat([True, True, False, False], [794, 150, 86, 570])
-    q = np.repeat([True, False, True, False], [794, 150, 86, 570])
-    drop = drop_interval(fp32, q)
-    # (151 - 87) / 1602 ± 1.96 * sqrt(((151 + 87) / 1602 - 0.03995²) / 1602)
-    assert (drop.point, round(drop.low, 4), round(drop.high, 4)) == (0.04, 0.0212, 0.0587)
-    gain = drop_interval(q, fp32)
-    assert (gain.point, gain.low, gain.high) == (-drop.point, -drop.high, -drop.low)
+def outcomes(both: int, first: int, second: int, neither: int) -> tuple[np.ndarray, np.ndarray]:
+    """Successes of two policies in so many episodes that both win, that one alone wins, and that neither wins."""
+    counts = [both, first, second, neither]
+    return np.repeat([True, True, False, False], counts), np.repeat([True, False, True, False], counts)
 
 
-def test_equal_successes_still_leave_a_doubt() -> None:
-    drop = drop_interval(np.ones(98, bool), np.ones(98, bool))
-    assert drop.point == 0.0
-    assert drop.high == -drop.low == pytest.approx(1.96 * np.sqrt(2 / 100 / 100), rel=1e-4)
+@pytest.mark.parametrize(
+    ("counts", "low", "high"),
+    [  # Newcombe 1998, Statistics in Medicine 17:2635-2650, table III, method 10
+        ((36, 12, 2, 0), 0.0569, 0.3404),
+        ((20, 12, 2, 16), 0.0562, 0.3292),
+        ((36, 14, 0, 0), 0.1528, 0.4167),
+        ((18, 14, 0, 18), 0.1441, 0.3963),
+        ((2, 97, 1, 0), 0.8721, 0.9854),
+        ((0, 29, 1, 0), 0.6666, 0.9882),
+        ((2, 98, 0, 0), 0.9178, 0.9945),
+        ((0, 30, 0, 0), 0.8395, 1.0),
+        ((54, 0, 0, 0), -0.0664, 0.0664),
+        ((30, 0, 0, 24), -0.0358, 0.0358),
+    ],
+)
+def test_a_drop_of_successes_has_newcombes_interval(counts: tuple[int, ...], low: float, high: float) -> None:
+    first, second = outcomes(*counts)
+    drop = drop_interval(first, second)
+    assert (drop.point, round(drop.low, 4), round(drop.high, 4)) == ((counts[1] - counts[2]) / sum(counts), low, high)
+    gain = drop_interval(second, first)
+    np.testing.assert_allclose([gain.point, gain.low, gain.high], [-drop.point, -drop.high, -drop.low], atol=1e-15)
+
+
+def test_newcombes_interval_at_another_level_is_that_of_its_wilson_intervals() -> None:
+    # 36 and 25 of 50, 24 by both: written out with the quantile of 99 %
+    (n, a, b, c, d), z = (50, 24, 12, 1, 13), 2.575829
+    ends = []
+    for wins in (a + b, a + c):
+        root = z * np.sqrt(z**2 + 4 * wins * (1 - wins / n))
+        ends.append(((2 * wins + z**2 - root) / 2 / (n + z**2), (2 * wins + z**2 + root) / 2 / (n + z**2)))
+    (l1, u1), (l2, u2) = ends
+    p1, p2, phi = 0.72, 0.5, (a * d - b * c - n / 2) / np.sqrt(36 * 14 * 25 * 25)
+    low = p1 - p2 - np.sqrt((p1 - l1) ** 2 - 2 * phi * (p1 - l1) * (u2 - p2) + (u2 - p2) ** 2)
+    high = p1 - p2 + np.sqrt((u1 - p1) ** 2 - 2 * phi * (u1 - p1) * (p2 - l2) + (p2 - l2) ** 2)
+    drop = drop_interval(*outcomes(a, b, c, d), z)
+    assert (drop.low, drop.high) == (pytest.approx(low), pytest.approx(high))
+
+
+@pytest.mark.parametrize("n", [20, 50, 100])
+def test_newcombes_interval_covers_94_percent_or_more(n: int) -> None:
+    """The mean of 31 settings, of which the worst covers 93 %, up to three standard errors."""
+    covered = []
+    for share, loss, phi in itertools.product((0.5, 0.7, 0.9, 0.95), (0.0, 0.05, 0.2), (0.0, 0.3, 0.7)):
+        other = share - loss
+        both = share * other + phi * np.sqrt(share * (1 - share) * other * (1 - other))
+        cells = np.array([both, share - both, other - both, 1 - share - other + both])
+        if cells.min() < -1e-9:  # the two shares do not allow this correlation
+            continue
+        cells = cells.clip(0) / cells.clip(0).sum()
+        draws, counts = np.unique(rng().multinomial(n, cells, 2_000), axis=0, return_counts=True)
+        intervals = [drop_interval(*outcomes(*draw)) for draw in draws]
+        covered.append(sum(counts[[each.low <= loss <= each.high for each in intervals]]) / 2_000)
+    assert len(covered) == 31
+    assert np.mean(covered) >= 0.94
+    assert min(covered) >= 0.93 - 3 * np.sqrt(0.93 * 0.07 / 2_000)
+
+
+@pytest.mark.parametrize(
+    ("counts", "word"),
+    [
+        ((86, 14, 0, 0), "inferior"),  # success falls from 100 to 86 %
+        ((73, 0, 0, 0), "non-inferior"),
+        ((72, 0, 0, 0), "undecided"),
+        ((36, 0, 0, 36), "undecided"),  # the interval ends at 2.7 points, and 72 equal episodes are too few
+        ((195, 1, 0, 4), "non-inferior"),
+    ],
+)
+def test_successes_are_judged_by_points_and_the_headline_is_the_worse(counts: tuple[int, ...], word: str) -> None:
+    fp32, q = outcomes(*counts)
+    success = judge_success(fp32, q, 5.0)
+    assert success.verdict == word
+    same = verdict(np.full(20, 100.0), np.full(20, 100.0), 5, rng())
+    judged = replace(same, success=success)
+    assert (judged.headline, judged.noninferior) == (word, word == "non-inferior")
+    row = judged.to_json()
+    assert (row["verdict"], row["verdict_return"], row["verdict_success"]) == (word, "non-inferior", word)
+    assert same.to_json() == {"noninferior": True, "verdict": "non-inferior", "differs": False}
+
+
+def test_successes_over_seeds_have_the_wider_interval() -> None:
+    lost = [outcomes(100 - loss, loss, 0, 0) for loss in (0, 0, 12)]  # of 300 episodes, 4 %
+    pooled = judge_success(*map(np.concatenate, zip(*lost, strict=True)), 10.0)
+    assert (pooled.verdict, success_over_seeds(lost, 10.0).verdict) == ("non-inferior", "undecided")
+    even = [outcomes(96, 4, 0, 0)] * 3  # Student's interval has no width
+    assert success_over_seeds(even, 10.0).difference == pooled.difference
+    assert success_over_seeds(lost[2:], 10.0).difference.point == -12.0
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 49, 1000])

@@ -117,20 +117,35 @@ def times(
     return f"{text} [{low:.2f}, {end}]"
 
 
-def verdict(word: str | None, differs: bool | None, precision: str = "") -> str:
+def verdict(
+    word: str | None,
+    differs: bool | None,
+    precision: str = "",
+    by_return: str | None = None,
+    success: str | None = None,
+) -> str:
     """Return a verdict in words; blank if there is none, and "baseline" for fp32.
 
     Args:
         word: The verdict.
         differs: The difference is beyond noise.
         precision: Precision of the row.
+        by_return: Verdict on return, of which `word` is the worse; None without one on success.
+        success: Verdict on success.
     """
-    return "baseline" if precision == "fp32" else f"{word or ''}{', differs beyond noise' if differs else ''}"
+    both = " (return and success)" if by_return == success else f" (return {by_return}, success {success})"
+    return (
+        "baseline"
+        if precision == "fp32"
+        else f"{word or ''}{both if success else ''}{', differs beyond noise' if differs else ''}"
+    )
 
 
-def verdict_if_played(word: str | None, differs: bool | None, precision: str) -> str:
+def verdict_if_played(
+    word: str | None, differs: bool | None, precision: str, by_return: str | None = None, success: str | None = None
+) -> str:
     """Return `verdict` with the same arguments; blank, for fp32 too, if no episodes were played."""
-    return verdict(word, differs, precision) if word else ""
+    return verdict(word, differs, precision, by_return, success) if word else ""
 
 
 def kernels(measured: bool | None) -> str:

@@ -1,4 +1,4 @@
-"""Returns of a quantized policy against those of float32: verdicts, and episodes until there is one.
+"""Returns and successes of a quantized policy against those of float32: verdicts, and episodes until there is one.
 
 Verdicts during evaluation are those of a group-sequential test of non-inferiority on paired differences.
 At each interim analysis both tests, against a loss of more and of less than the margin, spend a part of their 2.5 %.
@@ -45,14 +45,18 @@ def looks_of(asked: ComparisonSpec) -> tuple[int, ...]:
 
 
 def until_judged(
-    plays: Sequence[Callable[..., Evaluation]], looks: tuple[int, ...], margin_pct: float
+    plays: Sequence[Callable[..., Evaluation]],
+    looks: tuple[int, ...],
+    margin_pct: float,
+    success_margin: float = ComparisonSpec.success_margin,
 ) -> list[Evaluation]:
-    """Evaluate fp32 and other policies until each has a verdict.
+    """Evaluate fp32 and other policies until each has a verdict, the worse of those on return and on success.
 
     Args:
         plays: `evaluate` for each policy, fp32's first; it plays `episodes` episodes from index `first`.
         looks: Numbers of episodes of the interim analyses; the last one is the maximum.
         margin_pct: Acceptable loss in percent of the mean of fp32.
+        success_margin: Acceptable loss of successes in points.
 
     Returns:
         The evaluations, in the order of `plays`, with as many episodes as their verdicts required.
@@ -60,15 +64,56 @@ def until_judged(
     played = [play(episodes=looks[0]) for play in plays]
     undecided = list(range(1, len(plays)))
     for n, following in pairwise(looks):
-        judged = {i: sequential_verdict(played[0].returns, played[i].returns, margin_pct, looks) for i in undecided}
-        undecided = [i for i, verdict in judged.items() if verdict.verdict == UNDECIDED]
+        judged = {
+            i: with_success(
+                sequential_verdict(played[0].returns, played[i].returns, margin_pct, looks),
+                successes_of(played[0], played[i]),
+                success_margin,
+                looks,
+            )
+            for i in undecided
+        }
+        undecided = [i for i, verdict in judged.items() if verdict.headline == UNDECIDED]
         for i in [0, *undecided] if undecided else []:
             played[i] = played[i].then(plays[i](episodes=following - n, first=n))
     return played
 
 
+def successes_of(exact: Evaluation, played: Evaluation) -> tuple[Array, Array] | None:
+    """Return the successes of fp32 and another policy in the episodes that both played.
+
+    None for fp32 itself, and if the environment reports no successes.
+    """
+    if played is exact or played.successes is None or exact.successes is None:
+        return None
+    return exact.successes[: len(played.successes)], played.successes
+
+
+def with_success(
+    verdict: Verdict, successes: tuple[Array, Array] | None, margin: float, looks: tuple[int, ...] = ()
+) -> Verdict:
+    """Return a verdict on returns together with that on successes, at the same analysis.
+
+    Args:
+        verdict: The verdict on returns.
+        successes: Successes of fp32 and of the quantized policy, paired by episode; None if there are none.
+        margin: Acceptable loss of successes in percentage points.
+        looks: Numbers of episodes of the interim analyses, as in `sequential_verdict`, if there were several.
+    """
+    if successes is None:
+        return verdict
+    z = boundaries(looks)[looks.index(successes[0].size)] if len(looks) > 1 else stats.Z
+    return replace(verdict, success=stats.judge_success(*successes, margin, z))
+
+
 def judged(
-    returns: Array, exact: Array | None, margin_pct: float, seed: int, looks: tuple[int, ...] = ()
+    returns: Array,
+    exact: Array | None,
+    margin_pct: float,
+    seed: int,
+    looks: tuple[int, ...] = (),
+    successes: tuple[Array, Array] | None = None,
+    success_margin: float = ComparisonSpec.success_margin,
 ) -> dict[str, Any]:
     """Return the fields of a row about returns [episodes]: their summary, and the verdict on their loss against fp32.
 
@@ -78,6 +123,8 @@ def judged(
         margin_pct: Acceptable loss in percent of the mean of fp32.
         seed: Seed of the bootstraps.
         looks: Numbers of episodes of the interim analyses, as in `sequential_verdict`, if there were several.
+        successes: Successes of fp32 and of the quantized policy; None if the environment reports none.
+        success_margin: Acceptable loss of successes in points.
     """
     rng = np.random.default_rng(seed)
     row = {**asdict(stats.summary(returns, rng)), "margin_pct": margin_pct, "error_pct": None, **stats.NO_VERDICT}
@@ -88,9 +135,29 @@ def judged(
             if len(looks) > 1
             else stats.verdict(exact, returns, margin_pct, rng)
         )
+        verdict = with_success(verdict, successes, success_margin, looks)
         row |= verdict.to_json() | stats.as_fields(verdict.difference, "difference", "difference")
+        if verdict.success is not None:
+            gain = verdict.success.difference  # in points; a drop is a share
+            drop = Interval(point=-gain.point / 100, low=-gain.high / 100, high=-gain.low / 100)
+            row |= stats.as_fields(drop, "drop", "drop")
         row["error_pct"] = stats.error_pct(exact, returns, np.random.default_rng(seed))
     return row
+
+
+def against(played: Evaluation, exact: Evaluation, asked: ComparisonSpec, seed: int | None = None) -> dict[str, Any]:
+    """Return the fields of a row about episodes: returns, successes, and the verdict against the same ones of fp32.
+
+    Args:
+        played: Episodes of the quantized policy.
+        exact: Episodes of fp32, at least as many.
+        asked: The margins and the interim analyses.
+        seed: Seed of the bootstraps; None means that of `asked`.
+    """
+    seed, fp32 = asked.seed if seed is None else seed, exact.returns[: len(played.returns)]
+    about: Any = {"successes": successes_of(exact, played), "success_margin": asked.success_margin}
+    row = judged(played.returns, fp32, asked.margin, seed, looks_of(asked), **about)
+    return row | stats.as_fields(played.success, "success", "success") | {"returns": played.returns.tolist()}
 
 
 def fidelity(policy: Policy, exact: Array, actions: Array) -> dict[str, Any]:

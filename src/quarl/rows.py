@@ -110,7 +110,41 @@ Interval = Annotated[
     Column("95 % interval", formats.interval, of=("ci_low", "ci_high")),
     "Ends of the 95 % interval of the mean; null for one episode.",
 ]
-Verdict = Annotated[str | None, Column("verdict", formats.verdict, of=("verdict", "differs", "precision"))]
+VERDICTS = ("verdict", "differs", "precision", "verdict_return", "verdict_success")
+"""Fields of the verdict in a table."""
+PartOfVerdict = Annotated[
+    str | None,
+    "One of the two verdicts, on return and on success, of which `verdict` is the worse. Null if the environment "
+    "reports no successes.",
+]
+Success = Annotated[
+    float | None,
+    Column(
+        "success %",
+        formats.shares,
+        of=("success", "success_low", "success_high"),
+        optional=True,
+        before="error_pct",
+    ),
+    "Share of episodes whose last step has `is_success`, with Wilson's 95 % interval; null if none has it.",
+]
+Drop = Annotated[
+    float | None,
+    Column("lost %", formats.shares, of=("drop", "drop_low", "drop_high"), optional=True, before="error_pct"),
+    "Share of successful episodes of fp32 minus that of this row in the same episodes, with Newcombe's interval of the "
+    "paired difference (1998, method 10), at the level of `difference`. Null for fp32 and without successes.",
+]
+SuccessMargin = Annotated[
+    float | None,
+    Column(
+        "success margin",
+        lambda margin: f"{margin:g} points" if margin else "",
+        caption="success margin {}",
+        optional=True,
+        before="margin_pct",
+    ),
+    "Acceptable loss of successes in percentage points; null without successes.",
+]
 Payload = Annotated[
     int,
     Column("payload", formats.size),
@@ -153,3 +187,26 @@ ActorPrecision = Annotated[
     str, Column("actor", formats.actor, of=("precision", "engine")), "Precision and engine that the actors run."
 ]
 RATIO = Column("samples per insert", "{:g}".format, caption="{} samples per insert")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedRow(Row):
+    """A precision of one agent, compared with fp32 in the same episodes; subclasses have its return and verdict."""
+
+    precision: Precision
+    success: Success
+    success_low: float | None
+    success_high: float | None
+    drop: Drop
+    drop_low: float | None
+    drop_high: float | None
+    success_margin: SuccessMargin
+    noninferior: bool | None
+    verdict_return: PartOfVerdict
+    verdict_success: PartOfVerdict
+    differs: bool | None
+    """True if the difference, a loss or a gain, is beyond noise: its interval does not contain 0."""
+    difference: float | None
+    """Mean over episodes of the return minus that of fp32 from the same start; its ends are those of the verdict."""
+    difference_low: float | None
+    difference_high: float | None

@@ -133,6 +133,10 @@ class ComparisonSpec(Spec):
     """
     margin: Annotated[float, shown("PERCENT"), PERCENTAGE] = 5.0
     """Acceptable loss of return, in percent of fp32's, for the non-inferiority verdict."""
+    success_margin: Annotated[float, shown("POINTS"), PERCENTAGE] = 5.0
+    """Acceptable loss of successes, in percentage points, if the environment reports `is_success`; the verdict is the
+    worse of those on return and on success.
+    """
     auto: Annotated[Flag, QUANTISATION] = False
     """Choose the bits of each layer instead, 2 to 8: the fewest that are shown to lose less than --max-loss."""
     max_loss: Annotated[str, shown("PERCENT"), QUANTISATION] = "2%"

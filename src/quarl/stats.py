@@ -1,4 +1,4 @@
-"""Statistics of episode returns: means, intervals, relative errors and verdicts on a loss.
+"""Statistics of episode returns and successes: means, intervals, relative errors and verdicts on a loss.
 
 Intervals over episodes are percentile bootstraps (Efron and Tibshirani 1993, chapter 13). In a comparison of two
 precisions, episode k of one is paired with episode k of the other (same reset seed), and both are resampled together.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ STABLE_STD_PCT = 15.0
 FEWEST_EPISODES = 10
 """Episodes below which every verdict is undecided: a bootstrap would predict too little about other episodes."""
 NONINFERIOR, INFERIOR, UNDECIDED = "non-inferior", "inferior", "undecided"
+WORST_FIRST = (INFERIOR, UNDECIDED, NONINFERIOR)
 NO_VERDICT: Mapping[str, Any] = dict.fromkeys(("noninferior", "verdict", "differs"))
 """Fields of rows without a verdict."""
 Z = 1.959964
@@ -79,13 +80,24 @@ class Verdict:
     margin: float
     """Largest acceptable loss, in the difference's unit."""
 
+    success: Verdict | None = None
+    """Verdict on the share of successes, in points; None if the environment reports none."""
+
     @property
     def noninferior(self) -> bool:
-        return self.verdict == NONINFERIOR
+        return self.headline == NONINFERIOR
+
+    @property
+    def headline(self) -> str:
+        """Return the worse of the verdicts on return and on success."""
+        words = {self.verdict, self.success.verdict if self.success else self.verdict}
+        return min(words, key=WORST_FIRST.index)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields of a row."""
-        return {"noninferior": self.noninferior, "verdict": self.verdict, "differs": self.differs}
+        row = {"noninferior": self.noninferior, "verdict": self.headline, "differs": self.differs}
+        success = self.success and {"verdict_success": self.success.verdict, "success_margin": self.success.margin}
+        return row | {**success, "verdict_return": self.verdict} if success else row
 
 
 def iqm(x: Array) -> float:
@@ -118,31 +130,86 @@ def bootstrap_interval(
     return _interval(float(statistic(x)), resampled)
 
 
-def wilson_interval(successes: Array) -> Interval:
-    """Return the share of true `successes` [n], 0..1, with Wilson's 95 % score interval (Wilson 1927).
+def wilson_interval(successes: Array, z: float = Z) -> Interval:
+    """Return the share of true `successes` [n], 0..1, with Wilson's score interval (Wilson 1927).
 
     Source: Agresti and Coull 1998, "Approximate is better than exact for interval estimation of binomial proportions".
+
+    Args:
+        successes: True or false, by episode.
+        z: Quantile of the normal distribution; the default is that of 95 %.
     """
     n, share = successes.size, float(successes.mean())
-    middle, width = share + Z**2 / (2 * n), Z * math.sqrt(share * (1 - share) / n + (Z / (2 * n)) ** 2)
-    low, high = (middle - width) / (1 + Z**2 / n), (middle + width) / (1 + Z**2 / n)
-    return Interval(point=share, low=max(low, 0.0), high=min(high, 1.0))
+    middle, width = share + z**2 / (2 * n), z * math.sqrt(share * (1 - share) / n + (z / (2 * n)) ** 2)
+    low, high = (middle - width) / (1 + z**2 / n), (middle + width) / (1 + z**2 / n)
+    return Interval(point=share, low=min(max(low, 0.0), share), high=max(min(high, 1.0), share))
 
 
-def drop_interval(fp32: Array, q: Array) -> Interval:
-    """Return the share of successes that q loses to fp32, [n] each and paired by episode, with its 95 % interval.
+def drop_interval(fp32: Array, q: Array, z: float = Z) -> Interval:
+    """Return the share of successes that q loses to fp32, [n] each and paired by episode, with its hybrid interval.
 
-    As in McNemar's test, only episodes count that exactly one of the two wins. One more of either kind keeps the
-    interval from vanishing if there are none. Source: Bonett and Price 2012, "Adjusted Wald confidence interval for a
-    difference of binomial proportions based on paired data".
+    Wilson's intervals of both shares are combined by their correlation phi, with its correction for continuity.
+    Source: Newcombe 1998, "Improved confidence intervals for the difference between binomial proportions based on
+    paired data", Statistics in Medicine 17:2635-2650, method 10.
+
+    Args:
+        fp32: True or false, by episode of fp32.
+        q: The same for the quantized policy.
+        z: Quantile of the normal distribution; the default is that of 95 %.
     """
     fp32, q = paired(fp32, q)
-    lost, won = float((fp32 > q).sum()), float((fp32 < q).sum())
-    n = fp32.size + 2
-    middle, spread = (lost - won) / n, (lost + won + 2) / n
-    width = Z * math.sqrt((spread - middle**2) / n)
-    low, high = max(middle - width, -1.0), min(middle + width, 1.0)
-    return Interval(point=(lost - won) / fp32.size, low=low, high=high)
+    n, first, second = fp32.size, wilson_interval(fp32, z), wilson_interval(q, z)
+    # both succeed x neither succeeds - fp32 alone x q alone
+    product = float((fp32 * q).sum() * ((1 - fp32) * (1 - q)).sum() - (fp32 > q).sum() * (fp32 < q).sum())
+    product = max(product - n / 2, 0.0) if product > 0 else product
+    spread = n**2 * math.sqrt(first.point * (1 - first.point) * second.point * (1 - second.point))
+    phi = product / spread if spread else 0.0
+
+    def reach(a: float, b: float) -> float:
+        return math.sqrt(max(a**2 - 2 * phi * a * b + b**2, 0.0))
+
+    drop = float((fp32 - q).sum()) / n
+    low = drop - reach(first.point - first.low, second.high - second.point)
+    high = drop + reach(first.high - first.point, second.point - second.low)
+    return Interval(point=drop, low=max(low, -1.0), high=min(high, 1.0))
+
+
+def judge_success(fp32: Array, q: Array, margin: float, z: float = Z) -> Verdict:
+    """Return the verdict on the share of successes that q loses to fp32, by Newcombe's interval.
+
+    Without an episode that exactly one of the two wins, fewer than `fewest_successes` show no non-inferiority.
+
+    Args:
+        fp32: True or false, by episode of fp32.
+        q: The same for the quantized policy, paired by episode.
+        margin: Acceptable loss in percentage points.
+        z: Quantile of the normal distribution; the default is that of 95 %.
+    """
+    drop = drop_interval(fp32, q, z)
+    gain = Interval(point=-100 * drop.point, low=-100 * drop.high, high=-100 * drop.low)
+    judged = judge(gain, margin, enough=fp32.size >= FEWEST_EPISODES)
+    few = fp32.size < fewest_successes(margin) and bool((fp32 == q).all())
+    return replace(judged, verdict=UNDECIDED) if few and judged.verdict == NONINFERIOR else judged
+
+
+def success_over_seeds(pairs: Sequence[tuple[Array, Array]], margin: float) -> Verdict:
+    """Return the verdict on successes over training seeds, whose interval is Newcombe's or Student's, if that is wider.
+
+    Args:
+        pairs: Successes of fp32 and of the quantized policy, of each seed.
+        margin: Acceptable loss in percentage points.
+    """
+    fp32, q = map(np.concatenate, zip(*pairs, strict=True))
+    pooled = judge_success(fp32, q, margin)
+    if len(pairs) == 1 or pooled.verdict == UNDECIDED:
+        return pooled
+    newcombe, seeds = pooled.difference, over_few(np.array([100 * (q.mean() - fp32.mean()) for fp32, q in pairs]))
+    return judge(replace(newcombe, low=min(newcombe.low, seeds.low), high=max(newcombe.high, seeds.high)), margin)
+
+
+def fewest_successes(margin: float) -> int:
+    """Return the number of equal episodes that show a loss of successes below the margin, in points: 73 for 5."""
+    return math.ceil(Z**2 * (100 / margin - 1))
 
 
 def ratio_interval(

@@ -18,7 +18,7 @@ from quarl.distillation.validation import Validation
 from quarl.errors import NothingSavedError, QuarlError
 from quarl.evaluation import Evaluation
 from quarl.files import locked, staged
-from quarl.judging import judged, looks_of, until_judged
+from quarl.judging import against, looks_of, until_judged
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy, is_quantized
 from quarl.post_training.layer_bits import AssignmentRow, choose
@@ -26,7 +26,7 @@ from quarl.post_training.measure import Cell
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.report import assessment, page
 from quarl.report.figures import learning
-from quarl.rows import Column, Episodes, MaxEpisodes, Measured, Payload, Precision, Returns, Row, Updates
+from quarl.rows import VERDICTS, Column, Episodes, JudgedRow, MaxEpisodes, Measured, Payload, Returns, Updates
 from quarl.specs import ComparisonSpec, PtqSpec
 from quarl.stats import INFERIOR, UNDECIDED
 
@@ -35,11 +35,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DistillRow(Row):
+class DistillRow(JudgedRow):
     """One precision of one agent."""
 
     command = "distill"
-    precision: Precision
     bits_mean: Annotated[float, Column("bits", "{:.2f}".format)]
     """Mean bits of a weight, over all layers."""
     bits_of_layers: dict[str, int]
@@ -60,17 +59,9 @@ class DistillRow(Row):
     """Loss of return in percent of fp32's; null if fp32's interval contains 0."""
     margin_pct: Annotated[float, Column("margin", "{:g} %".format, caption="margin {}")]
     """Loss that counts as non-inferior, in percent of the return in fp32."""
-    noninferior: bool | None
-    verdict: Annotated[
-        str | None, Column("verdict", formats.verdict, of=("verdict", "differs", "precision"), optional=True)
-    ]
-    """non-inferior, inferior or undecided, by the paired 95 % interval of the mean difference to fp32."""
-    differs: bool | None
-    """True if that interval does not contain 0."""
-    difference: float | None
-    """Mean of the paired differences to fp32, negative for a loss, and the ends of its 95 % interval."""
-    difference_low: float | None
-    difference_high: float | None
+    verdict: Annotated[str | None, Column("verdict", formats.verdict, of=VERDICTS, optional=True)]
+    """non-inferior, inferior or undecided, by the paired 95 % interval of the mean difference to fp32; the worse of
+    this and the same verdict on successes, if the environment reports them."""
     episodes: Episodes
     max_episodes: MaxEpisodes
     error_calibrated: Annotated[float | None, Column("calibrated errs %", formats.percent, optional=True)]
@@ -128,7 +119,7 @@ def run(config: DistillConfig) -> None:
             exact, played = cells[0].evaluation, [each for each in (cells[-1].evaluation,) if each]
         elif given is None:
             plays = [partial(validation.play, each) for each in (quantize(policy, EXACT), *chosen)]
-            exact, *played = until_judged(plays, ends, config.margin)
+            exact, *played = until_judged(plays, ends, config.margin, config.success_margin)
         # rows, curve and page
         title, command = policy.provenance.title(exact.env_id if exact else None), replace(config, resume=False)
         figures = _figures(looks, title) if played else []
@@ -236,7 +227,8 @@ def _sentence(row: DistillRow, snapshots: Sequence[Snapshot]) -> str:
         "episodes, and --validation, which ends training.",
         INFERIOR: f" {row.precision} is inferior: raise --rounds or --updates, or use more bits.",
     }
-    return f"{row.precision}: {came}.{advice.get(row.verdict or '', '')}"
+    word = row.verdict if row.verdict == INFERIOR else assessment.of_return(asdict(row))
+    return f"{row.precision}: {came}.{advice.get(word, '')} {assessment.too_few(asdict(row))}".rstrip()
 
 
 def _row(
@@ -254,6 +246,5 @@ def _row(
     fp32 = exact.returns[: len(played.returns)]
     alike = {"episodes": len(fp32), "seed": exact.seed}
     calibrated = played if chosen is first else validation.play(first.policy, **alike)
-    row |= judged(played.returns, fp32, config.margin, exact.seed, looks_of(config))
-    row |= {"mean_fp32": float(fp32.mean()), "mean_calibrated": float(calibrated.returns.mean())}
-    return DistillRow(**row | {"returns": played.returns.tolist()})
+    row |= against(played, exact, config, exact.seed)
+    return DistillRow(**row | {"mean_fp32": float(fp32.mean()), "mean_calibrated": float(calibrated.returns.mean())})

@@ -12,7 +12,7 @@ from quarl.config.trained_policy import CalibratedConfig
 from quarl.fields import TRAINING
 from quarl.specs import DistillSpec, Flag, PtqSpec
 
-UNPLAYED = ("env", "episodes", "max_episodes", "margin", "workers", *OPTIONS)
+UNPLAYED = ("env", "episodes", "max_episodes", "margin", "success_margin", "workers", *OPTIONS)
 """Options without a purpose if recorded observations replace the environment."""
 
 

@@ -14,39 +14,37 @@ from quarl.engines import Engine
 from quarl.envelope import met_in
 from quarl.envs.environment import Environment, home_of
 from quarl.evaluation import Evaluation, carry, evaluate, record, sample, split_by_time
-from quarl.judging import fidelity, judged, looks_of, until_judged
+from quarl.judging import against, fidelity, looks_of, until_judged
 from quarl.latency.timing import Timing, time_engines
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.rows import (
+    VERDICTS,
     Column,
     EngineName,
     Episodes,
     Error,
     ErrorMax,
     ErrorRms,
+    JudgedRow,
     MaxEpisodes,
     Measured,
     Payload,
-    Precision,
     Returns,
-    Row,
     Scheme,
 )
 from quarl.specs import PATH, PtqSpec
-from quarl.stats import Interval, as_fields, drop_interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PtqRow(Row):
+class PtqRow(JudgedRow):
     """The measurement of one agent at one precision.
 
     If recorded observations replace the environment, no episodes are played, and all that depends on returns is null.
     """
 
     command = "ptq"
-    precision: Precision
     bits_weights: int
     """Bits of the weights in layers other than the first and the last; 8 if each layer has its own number of bits."""
     bits_mean: Annotated[float, Column("bits", formats.mean_bits, of=("bits_mean", "bits_weights"), optional=True)]
@@ -75,40 +73,25 @@ class PtqRow(Row):
     ]
     """Ends of the 95 % bootstrap interval of the mean return; null for a single episode."""
     ci_high: float | None
-    success: Annotated[float | None, Column("success %", formats.percent, optional=True)]
-    """Share of the episodes whose last step reports `is_success`; its ends are those of Wilson's 95 % interval."""
-    success_low: float | None
-    success_high: float | None
-    drop: Annotated[float | None, Column("lost %", formats.shares, of=("drop", "drop_low", "drop_high"), optional=True)]
-    """Share of successful episodes of fp32 minus that of this precision, with its 95 % interval. As in McNemar's test,
-    only the episodes count in which exactly one of the two succeeds. Null for fp32."""
-    drop_low: float | None
-    drop_high: float | None
     error_pct: Annotated[Error, Column("E %", formats.number, optional=True)]
     margin_pct: Annotated[
         float | None,
         Column("margin", lambda margin: f"{margin:g} %" if margin else "", caption="margin {}", optional=True),
     ]
     """Acceptable loss in percent of the return in fp32."""
-    noninferior: bool | None
     verdict: Annotated[
         str | None,
         Column(
             "verdict",
             formats.verdict_if_played,
-            of=("verdict", "differs", "precision"),
+            of=VERDICTS,
             before="margin_pct",
             optional=True,
         ),
     ]
     """Verdict by the 95 % interval of the mean difference to fp32, paired by episode. Non-inferior if all of it is
-    above minus the margin, inferior if all of it is below; otherwise, or with fewer than ten episodes, undecided."""
-    differs: bool | None
-    """True if the difference, a loss or a gain, is beyond noise: that interval does not contain 0."""
-    difference: float | None
-    """Mean over episodes of the return minus that of fp32 from the same start; its ends are those of the verdict."""
-    difference_low: float | None
-    difference_high: float | None
+    above minus the margin, inferior if all of it is below; otherwise, or with fewer than ten episodes, undecided. If
+    the environment reports successes, it is the worse of this and the same verdict on them, by `drop`."""
     observations: Annotated[
         int | None, Column("held out", formats.count, caption="{} held-out observations", optional=True)
     ]
@@ -199,7 +182,7 @@ def measure(
     ]
     evaluations: Sequence[Evaluation | None] = [None] * len(plays)
     if recorded is None:
-        evaluations = until_judged(plays, looks_of(asked), asked.margin)
+        evaluations = until_judged(plays, looks_of(asked), asked.margin, asked.success_margin)
         held_out = record(policy, "fidelity", **where)
     timings = time_engines(loaded, held_out)
     rows = [held_out if recorded is None else carry(each, held_out, asked.engine) for each in quantized]
@@ -209,29 +192,11 @@ def measure(
         row = _without_returns(each, engine, timing)
         errors = fidelity(policy, actions[0], acted)
         if played is not None and (exact := evaluations[0]) is not None:
-            row |= _of_returns(played, exact, asked) | {"agreement": errors["agreement"]}
+            row |= against(played, exact, asked) | {"agreement": errors["agreement"]}
         else:
             row |= {"observations": len(held_out), **errors}
         cells.append(Cell(row=PtqRow(**row), policy=each, calibrated=calibrated, evaluation=played))
     return cells
-
-
-def _of_returns(played: Evaluation, exact: Evaluation, asked: PtqSpec) -> dict[str, Any]:
-    """Return the fields of a row about the episodes of a precision and of fp32."""
-    row = judged(played.returns, exact.returns[: len(played.returns)], asked.margin, asked.seed, looks_of(asked))
-    row |= as_fields(played.success, "success", "success")
-    row |= as_fields(drop_of(played, exact), "drop", "drop")
-    return row | {"returns": played.returns.tolist()}
-
-
-def drop_of(played: Evaluation, exact: Evaluation) -> Interval | None:
-    """Return the share of successes lost against fp32, in the episodes that both played.
-
-    None for fp32 itself, and if the environment reports no successes.
-    """
-    if played is exact or played.successes is None or exact.successes is None:
-        return None
-    return drop_interval(exact.successes[: len(played.successes)], played.successes)
 
 
 def _without_returns(policy: QuantizedPolicy, engine: Engine, timing: Timing) -> dict[str, Any]:

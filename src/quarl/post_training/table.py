@@ -106,6 +106,7 @@ def ptq(
     mode: Mode = "dynamic",
     symmetric_activations: bool = False,
     margin: float = PtqSpec.margin,
+    success_margin: float = PtqSpec.success_margin,
     auto: bool = False,
     max_loss: float = 2.0,
     minimize: Literal["bytes", "latency"] = "bytes",
@@ -131,6 +132,7 @@ def ptq(
         mode: "dynamic" quantizes activations per row at run time, "static" on grids calibrated beforehand.
         symmetric_activations: Give the grids of static mode zero point 0, as TensorRT requires.
         margin: Acceptable loss of return in percent of fp32's.
+        success_margin: Acceptable loss of successes in percentage points, if the environment reports them.
         auto: Choose bits for each layer instead of `precisions`; the result is called "mixed". It has the fewest bits,
             or the lowest latency, that fresh episodes show to lose less than `max_loss`.
         max_loss: Allowed loss with `auto`, in percent of fp32's return.
@@ -175,6 +177,7 @@ def ptq(
         engine=engine,
         episodes=episodes,
         margin=margin,
+        success_margin=success_margin,
         auto=auto,
         max_loss=f"{max_loss:g}%" if isinstance(max_loss, int | float) else str(max_loss),
         minimize=minimize,

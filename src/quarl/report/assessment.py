@@ -8,7 +8,7 @@ from quarl.formats import counted, number
 from quarl.quant.spec import FLOAT_BITS
 from quarl.report.schema import Fields
 from quarl.rows import by
-from quarl.stats import FEWEST_EPISODES, INFERIOR, NONINFERIOR, STABLE_STD_PCT, UNDECIDED
+from quarl.stats import FEWEST_EPISODES, INFERIOR, NONINFERIOR, STABLE_STD_PCT, UNDECIDED, fewest_successes
 
 
 def assess(rows: Sequence[Fields]) -> list[str]:
@@ -54,7 +54,7 @@ def _unpaired(rows: Sequence[Fields], base: Fields) -> list[str]:
 def _unstable(rows: Sequence[Fields], base: Fields) -> list[str]:
     """Return a sentence if a row is undecided and returns vary so much that this may be the reason."""
     spread = 100 * base["std"] / abs(base["mean"]) if base["mean"] else float("inf")
-    if spread <= STABLE_STD_PCT or all(row["verdict"] != UNDECIDED for row in rows if row is not base):
+    if spread <= STABLE_STD_PCT or all(of_return(row) != UNDECIDED for row in rows if row is not base):
         return []
     return [
         f"fp32's returns vary by {spread:.0f} % of their mean: {base['episodes']} episodes leave much open at a margin "
@@ -63,8 +63,25 @@ def _unstable(rows: Sequence[Fields], base: Fields) -> list[str]:
 
 
 def _undecided(rows: Sequence[Fields], base: Fields) -> list[str]:
-    open_ = (row for row in rows if row is not base and row["max_episodes"] and row["verdict"] == UNDECIDED)
-    return [f"{takes_more(row, base['mean'])}." for row in open_]
+    open_ = [row for row in rows if row is not base and row["verdict"] == UNDECIDED]
+    by_return = (row for row in open_ if row["max_episodes"] and of_return(row) == UNDECIDED)
+    return [f"{takes_more(row, base['mean'])}." for row in by_return] + list(filter(None, map(too_few, open_)))
+
+
+def of_return(row: Fields) -> str:
+    """Return the verdict on return, which the row's own is unless the environment reports successes."""
+    return str(row["verdict_return"] or row["verdict"])
+
+
+def too_few(row: Fields) -> str:
+    """Return a sentence if success is undecided after fewer episodes than equal ones would take; empty otherwise."""
+    needed = fewest_successes(row["success_margin"]) if row["verdict_success"] == UNDECIDED else 0
+    if row["episodes"] >= needed:
+        return ""
+    return (
+        f"{row['precision']}: {counted(row['episodes'], 'episode')} cannot show that it loses fewer than "
+        f"{row['success_margin']:g} points of success; even without a difference it takes {needed}."
+    )
 
 
 def takes_more(row: Fields, exact: float) -> str:
@@ -82,8 +99,13 @@ def _verdicts(rows: Sequence[Fields], base: Fields) -> list[str]:
     sentences = []
     for scheme, members in groups.items():
         name = f" with scheme {scheme}" if scheme else ""
-        margin = f"{base['margin_pct']:g} %"
-        than = {NONINFERIOR: f" to fp32 within {margin}", UNDECIDED: "", INFERIOR: f" to fp32 by more than {margin}"}
+        points = [f"{row['success_margin']:g} points of success" for row in members if row["success_margin"]][:1]
+        limits = [f"{base['margin_pct']:g} %{' of return' * len(points)}", *points]
+        than = {
+            NONINFERIOR: f" to fp32 within {listed(limits)}",
+            UNDECIDED: "",
+            INFERIOR: f" to fp32 by more than {' or '.join(limits)}",
+        }
         for word, about in than.items():
             alike = [row for row in members if row["verdict"] == word]
             worst = max(alike, key=lambda row: row["error_pct"] or 0.0, default=base)

@@ -17,7 +17,7 @@ from quarl.files import write_bytes
 from quarl.machine import machine
 from quarl.rows import Row
 
-SCHEMA = 2
+SCHEMA = 3
 """Schema version; increased if a key is removed or changes its meaning."""
 Fields = Mapping[str, Any]
 """A row with plain JSON values."""
