@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 
 
 KINDS = contracts.kinds()
-STUDY = {name: f"study {name.replace('-', ' ')}" for name in ("errors", "excluded", "sweet-spots")}
+STUDY = {name: f"study {name.replace('-', ' ')}" for name in ("excluded", "sweet-spots")}
 COMMANDS = {
     **{f"actorq-{what}": {"rows": f"study {what}"} for what in ("breakdown", "throughput")},
     "actorq-time-to-reward": {"rows": "study time-to-reward", "speedups": "study speed-up"},
@@ -32,7 +32,7 @@ COMMANDS = {
     "paper-ptq": {"rows": "study", **STUDY},
     "spread": {"rows": "study", **STUDY},
 }
-"""By folder of results and table."""
+"""By folder of results and table; the committed errors are of schema 2, with a column for each of two precisions."""
 REMOVED = ("joules", "joules_by")
 """Keys of the first schema, which the second does not have; null in all results."""
 

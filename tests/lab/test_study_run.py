@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -292,8 +293,15 @@ def test_a_dry_run_writes_nothing_and_counts_what_is_there(study_file: Write, tm
     shown = capsys.readouterr().out
     assert "small: 3 n/a, 3 to do" in shown
     assert "n/a: ddpg needs a continuous action space" in shown
+    assert "estimated time with --jobs 1: unknown for 3 cells, none of whose kind is finished in out" in shown
     run(path)
     capsys.readouterr()
+    more = study_file(DQN, f"{FP32}\n{PTQ}", "seeds: [0, 1]", name="more.yml")
+    assert main(["study", "run", str(more), "-o", "out", "--dry-run", "--json", "more.json"]) == 0
+    assert re.search(r"estimated time with --jobs 1: [0-9.]+ minutes\n", capsys.readouterr().out)
+    for row in contracts.read(tmp_path / "more.json")["rows"]:  # as long for each cell to do as the finished took
+        assert row["done"] == row["todo"]
+        assert row["minutes_to_go"] == pytest.approx(row["minutes"])
     assert main(["study", "run", str(path), "-o", "out", "--dry-run", "--json", "dry.json"]) == 0
     assert "small: 3 done, 3 n/a" in capsys.readouterr().out
     contracts.read(tmp_path / "dry.json")

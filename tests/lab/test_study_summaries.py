@@ -83,26 +83,59 @@ def test_rows_compare_each_cell_with_the_fp32_one_of_its_agent_and_seed():
     assert (found[1].weight_min, found[1].weight_max, found[1].weight_std) == (-1.0, 3.0, 0.5)
 
 
+def test_the_verdict_of_a_study_is_the_worse_of_return_and_success():
+    lost = {"successes": [True] * 86 + [False] * 14}
+    records = [done("fp32", [1.0] * 100, result={"successes": [True] * 100}), done("int8", [1.0] * 100, result=lost)]
+    records += [done("int4", [1.0] * 100), done("w4a8", [1.0] * 100, method="qat", result=lost)]
+    _, eight, four, trained = checked(rows.CellRow, rows.rows(records, 5.0))
+    words = [eight[key] for key in ("verdict", "verdict_return", "verdict_success")]
+    assert words == ["inferior", "non-inferior", "inferior"]
+    assert (eight["success"], round(eight["drop"], 9)) == (0.86, 0.14)
+    assert (four["verdict"], four["verdict_success"], four["success"]) == ("non-inferior", None, None)  # an older cell
+    (row,) = checked(TrainedRow, summaries.trained(grouped(records), 5.0))
+    assert row["verdict"] == row["verdict_success"] == trained["verdict"] == "inferior"
+    (spots,) = summaries.sweet_spots(grouped(records), records, 5.0)
+    assert spots.verdicts == ["inferior", "non-inferior"]
+
+
 def test_errors_are_those_of_the_paper_s_tables_with_the_mean_below():
     # Breakout and BeamRider of the paper's DQN table: 63.55 and 22.05 %, fp16 -1.40 and 11.03
     breakout = [done("fp32", [214.0]), done("fp16", [217.0]), done("int8", [78.0])]
     beam = [done("fp32", [925.0]), done("fp16", [823.0]), done("int8", [721.0])]
     naive = [dataclasses.replace(breakout[2], scheme="naive")]
     beam = [dataclasses.replace(record, env_id="BeamRider") for record in beam]
-    found = checked(ErrorsRow, summaries.errors(grouped([*breakout, *naive, *beam])))
-    assert [(row["env_id"], row["scheme"]) for row in found] == [
-        ("Hopper", "default"),
-        ("BeamRider", "default"),
-        ("mean", "default"),
-        ("Hopper", "naive"),
-        ("BeamRider", "naive"),
-        ("mean", "naive"),
+    records = [*breakout, *naive, *beam]
+    found = checked(ErrorsRow, summaries.errors(grouped(records), records))
+    assert [(row["env_id"], row["precision"], row["scheme"], round(row["error_pct"], 2)) for row in found] == [
+        ("Hopper", "fp16", "default", -1.40),
+        ("Hopper", "int8", "default", 63.55),
+        ("Hopper", "int8", "naive", 63.55),
+        ("BeamRider", "fp16", "default", 11.03),
+        ("BeamRider", "int8", "default", 22.05),
+        ("mean", "fp16", "default", 4.81),
+        ("mean", "int8", "default", 42.80),
+        ("mean", "int8", "naive", 63.55),  # of the one policy that was asked for it
     ]
-    assert [round(row["error_int8_pct"], 2) for row in found[:3]] == [63.55, 22.05, 42.80]
-    assert [round(row["error_fp16_pct"], 2) for row in found[:3]] == [-1.40, 11.03, 4.81]
-    assert found[4]["int8"] is None  # measured with the other scheme only
-    assert (found[0]["fp32"], found[0]["int8"], found[2]["fp32"]) == (214.0, 78.0, None)
-    assert np.isnan(found[0]["error_int8_low"])  # one episode has no interval
+    assert [row["agents"] for row in found] == [1, 1, 1, 1, 1, 2, 2, 1]
+    assert (found[1]["fp32"], found[1]["mean"], found[5]["fp32"]) == (214.0, 78.0, None)
+    assert np.isnan(found[0]["error_low"])  # one episode has no interval
+
+
+def test_each_requested_precision_has_a_row_with_the_seeds_that_were_run():
+    records = [done(name, [100.0] * 5, seed=seed) for name in ("fp32", "int8") for seed in (0, 1, 2)]
+    records += [done("int4", [90.0] * 5), *(done("int4", [], seed=seed, state="todo", result={}) for seed in (1, 2))]
+    records += [done("int2", [], seed=seed, state="todo", result={}) for seed in (0, 1, 2)]
+    found = checked(ErrorsRow, summaries.errors(grouped(records), records))
+    assert [(row["precision"], row["seeds"], row["mean"]) for row in found] == [
+        ("int8", 3, 100.0),
+        ("int4", 1, 90.0),
+        ("int2", 0, None),
+    ]
+    (spots,) = checked(SweetSpotRow, summaries.sweet_spots(grouped(records), records, 5.0))
+    assert (spots["seeds"], spots["widths"]) == (3, [8, 4, 2])
+    assert "8 4? 2?" in tables.cells(SweetSpotRow, [spots]).rows[0]
+    assert rows.incomplete(records) == "7 of 12 cells are measured"
+    assert rows.incomplete([*records[:6], done("int4", [], state="na", result={})]) == ""
 
 
 def test_the_sweet_spot_is_the_narrowest_of_those_whose_wider_ones_all_hold():
@@ -126,7 +159,7 @@ def test_a_width_that_is_not_measured_with_every_seed_ends_the_sweet_spot():
     (row,) = checked(SweetSpotRow, summaries.sweet_spots(grouped(records), records, 5.0))
     assert (row["widths"], row["noninferior"], row["sweet_spot"]) == ([8, 6, 4], [True, False, True], 8)
     assert row["verdicts"] == ["non-inferior", None, "non-inferior"]
-    assert "8 (6) 4" in tables.cells(SweetSpotRow, [row]).rows[0]
+    assert "8 6? 4" in tables.cells(SweetSpotRow, [row]).rows[0]
 
 
 def test_seeds_are_pooled_and_judged_by_the_interval_over_them():
@@ -145,8 +178,8 @@ def test_means_stand_side_by_side_of_the_same_seeds_only():
     records = [done("fp32", [level] * 5, seed=seed) for seed, level in enumerate((100.0, 100.0, 500.0))]
     records += [done(name, [100.0] * 5, seed=seed) for name in ("int8", "w8a8") for seed in (0, 1)]
     records = [dataclasses.replace(one, method="qat") if one.precision == "w8a8" else one for one in records]
-    (error,) = checked(ErrorsRow, summaries.errors(grouped(records)))
-    assert (error["seeds"], error["fp32"], error["int8"], error["error_int8_pct"]) == (2, 100.0, 100.0, 0.0)
+    (error,) = checked(ErrorsRow, summaries.errors(grouped(records), records))
+    assert (error["seeds"], error["fp32"], error["mean"], error["error_pct"]) == (2, 100.0, 100.0, 0.0)
     (row,) = checked(TrainedRow, summaries.trained(grouped(records), 5.0))
     assert (row["seeds"], row["fp32"], row["ptq"], row["trained"]) == (2, 100.0, 100.0, 100.0)
 
@@ -155,8 +188,9 @@ def test_a_mean_of_errors_is_of_the_policies_that_have_all_of_them():
     records = [done(name, [level] * 5) for name, level in (("fp32", 100.0), ("fp16", 90.0), ("int8", 80.0))]
     other = [dataclasses.replace(one, env_id="Walker") for one in records[:2]]
     zero = [done(name, [level] * 5) for name, level in (("fp32", 0.0), ("fp16", 1.0), ("int8", 1.0))]
-    mean = summaries.errors(grouped([*records, *other, *(dataclasses.replace(one, env_id="Ant") for one in zero)]))[-1]
-    assert (mean.agents, mean.error_fp16_pct, mean.error_int8_pct) == (1, 10.0, 20.0)
+    records += [*other, *(dataclasses.replace(one, env_id="Ant") for one in zero)]
+    means = summaries.errors(grouped(records), records)[-2:]
+    assert [(mean.agents, mean.precision, mean.error_pct) for mean in means] == [(1, "fp16", 10.0), (1, "int8", 20.0)]
 
 
 def test_agents_trained_for_a_precision_stand_beside_what_quantisation_makes_of_the_float_one():
@@ -309,7 +343,7 @@ def test_the_report_s_sentences_count_every_cell_without_a_result():
     waiting = [done("int4", [], state=state, result={}) for state in ("todo", "running")]
     assert study_report._sentences(made, [*records, *waiting]) == [
         "1 cells have no result; the last table says why.",
-        "2 cells are still to be measured.",
+        "Incomplete: 1 of 3 cells are measured.",
     ]
     none = {**made, ExcludedRow: []}
     assert study_report._sentences(none, records[:1]) == ["Every cell was measured."]
@@ -348,8 +382,7 @@ def test_the_report_of_a_run_is_a_page_tables_and_figures(study_file: Write, tmp
 
 def test_columns_in_which_no_policy_has_a_number_are_left_out():
     records = [done(name, [1.0, 2.0]) for name in ("fp32", "int8")]
-    (row,) = checked(ErrorsRow, summaries.errors(grouped(records)))
+    (row,) = checked(ErrorsRow, summaries.errors(grouped(records), records))
     headings = [column.heading for column in tables.cells(ErrorsRow, [row]).columns]
-    assert "E_int8 %" in headings
-    assert not {"fp16", "E_fp16 %", "agents"} & set(headings)
-    assert headings.count("its interval") == 2  # of fp32 and of the error at int8
+    assert {"precision", "E %", "its interval", "interval of E"} <= set(headings)
+    assert "agents" not in headings

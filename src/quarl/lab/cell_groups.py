@@ -12,10 +12,11 @@ import numpy as np
 from quarl import stats
 from quarl.arrays import Array
 from quarl.lab.cells import DISTILL, DONE, FP32, PTQ, QAT, UNTRAINED, AgentName
-from quarl.lab.rows import returns
+from quarl.lab.rows import both_successes, returns
 from quarl.lab.store import Record
 from quarl.quant.spec import QuantSpec
 from quarl.rows import by
+from quarl.specs import ComparisonSpec
 from quarl.stats import NO_VERDICT, Interval, Verdict, as_fields
 
 Pairs = list[tuple[Array, Array]]
@@ -32,8 +33,8 @@ class Group:
     mode: str
     records: tuple[Record, ...] = ()
     """One record per seed."""
-    exact: Mapping[int, Array] = dataclasses.field(default_factory=dict)
-    """Returns in fp32 of each finished seed."""
+    exact: Mapping[int, Record] = dataclasses.field(default_factory=dict)
+    """The fp32 cell of each finished seed."""
 
     @property
     def bits(self) -> int | None:
@@ -43,8 +44,13 @@ class Group:
     @property
     def pairs(self) -> Pairs:
         """(fp32, this) returns of each seed that has both."""
-        both = [(self.exact[record.seed], returns(record)) for record in self.records if record.seed in self.exact]
-        return [(exact, played) for exact, played in both if exact.size == played.size]
+        return [(returns(exact), returns(record)) for exact, record in self._both]
+
+    @property
+    def _both(self) -> list[tuple[Record, Record]]:
+        """Return the cells in fp32 and in this precision of each seed that has both, with as many episodes."""
+        both = [(self.exact[record.seed], record) for record in self.records if record.seed in self.exact]
+        return [(exact, record) for exact, record in both if returns(exact).size == returns(record).size]
 
     @property
     def measured(self) -> bool:
@@ -80,9 +86,17 @@ class Group:
         return stats.over_seeds([returned - there[seed] for seed, returned in here.items()], np.random.default_rng(0))
 
     def verdict(self, margin_pct: float) -> Verdict | None:
-        """Return the verdict on the margin: from the episodes of a single seed, otherwise from the error's interval."""
-        pairs = self.pairs
-        return stats.verdict_over_seeds(pairs, margin_pct, np.random.default_rng(0)) if pairs else None
+        """Return the verdict on the margin: from the episodes of a single seed, otherwise from the error's interval.
+
+        It includes the verdict on successes if all seeds have them.
+        """
+        if not (pairs := self.pairs):
+            return None
+        verdict = stats.verdict_over_seeds(pairs, margin_pct, np.random.default_rng(0))
+        won = [both_successes(*both) for both in self._both]
+        known = [each for each in won if each is not None]
+        success = stats.success_over_seeds(known, ComparisonSpec.success_margin) if len(known) == len(won) else None
+        return replace(verdict, success=success)
 
     def compared(self, margin_pct: float, other: Group, error: str = "error") -> dict[str, Any]:
         """Return the columns of a comparison with fp32: error and verdict, and the gain over the other group.
@@ -98,6 +112,7 @@ class Group:
         verdict = self.verdict(margin_pct)
         return {
             **as_fields(self.error(), f"{error}_pct", error),
+            **dict.fromkeys(("verdict_return", "verdict_success", "success_margin")),
             **(NO_VERDICT if verdict is None else verdict.to_json()),
             **as_fields(self.gain(other), "gain", "gain"),
         }
@@ -112,7 +127,7 @@ def grouped(records: Sequence[Record], methods: Collection[str] = (FP32, PTQ, DI
     exact = by((record for record in done if record.method == FP32), Record.of_agent)
     members = by(done, lambda done: (done.of_agent(), done.method, done.precision, done.scheme, done.mode))
     return [
-        Group(*about, tuple(cells), {record.seed: returns(record) for record in exact.get(about[0], ())})
+        Group(*about, tuple(cells), {record.seed: record for record in exact.get(about[0], ())})
         for about, cells in members.items()
     ]
 

@@ -86,10 +86,11 @@ class Record(Named):
 
 def _is_whole(method: str, result: Mapping[str, Any]) -> bool:
     """Return True if a finished cell's result has all values of tables, as numbers."""
-    needed, returns = NEEDED.get(method, ("returns",)), result.get("returns", [0])
+    needed, returns, won = NEEDED.get(method, ("returns",)), result.get("returns", [0]), result.get("successes") or []
     numbers = (result[name] for name in (*WEIGHTS, *REACHED) if result.get(name) is not None)
     is_list = isinstance(returns, list) and bool(returns) and result.keys() >= {*needed}
-    return is_list and all(type(n) in (int, float) and -math.inf < n < math.inf for n in (*returns, *numbers))
+    bools = isinstance(won, list) and {*map(type, won)} <= {bool}
+    return is_list and bools and all(type(n) in (int, float) and -math.inf < n < math.inf for n in (*returns, *numbers))
 
 
 class Store(contextlib.AbstractContextManager["Store"]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 from typing import Any
 
@@ -17,42 +17,40 @@ from quarl.lab.cell_groups import EMPTY, Group, bits_of, grouped
 from quarl.lab.cells import ACTORQ, DISTILL, FAILED, FP32, NA, PTQ, QAT, TRAIN, UNTRAINED, AgentName
 from quarl.lab.store import Record
 from quarl.lab.summary_rows import ActorQRow, ErrorsRow, ExcludedRow, LearningRow, SweetSpotRow, TrainedRow
-from quarl.quant.spec import QuantSpec
+from quarl.quant.spec import FLOAT_BITS, QuantSpec
 from quarl.report.schema import Fields
 from quarl.rows import by
 from quarl.stats import as_fields
 
-FP16, INT8 = "fp16", "int8"
 MEAN = "mean"
 """Name in place of the environment in the row of an algorithm's mean."""
 MEANS = ("staleness_p50", "staleness_p99", "final_return", "final_return_quantised")
 """Facts of an ActorQ training that its row averages over the seeds."""
 Grid = tuple[str, str]
 """Scheme and mode."""
+PrecisionAndGrid = tuple[str, str, str]
 
 
-def errors(groups: Sequence[Group]) -> list[ErrorsRow]:
-    """Return the returns in fp32, fp16 and int8 with E.
+def errors(groups: Sequence[Group], records: Sequence[Record]) -> list[ErrorsRow]:
+    """Return a row of return and E for each policy and requested precision, then each algorithm's means of E.
 
-    There is one row per policy and scheme, then each algorithm's mean of E.
+    Args:
+        groups: Groups of the study.
+        records: All cells of the study; a precision without a finished one has a row without numbers.
     """
-    int8 = (group for group in groups if group.precision == INT8 and group.method == PTQ)
-    grids = list(dict.fromkeys((group.scheme, group.mode) for group in int8))
+    wanted = (record for record in records if record.method == PTQ and record.state != NA)
+    asked = dict.fromkeys((one.of_agent(), (one.precision, one.scheme, one.mode)) for one in wanted)
     rows: list[ErrorsRow] = []
-    for algo in dict.fromkeys(group.agent.algo for group in groups):
-        agents = list(dict.fromkeys(group.agent for group in groups if group.agent.algo == algo))
-        for grid in grids or [("default", "dynamic")]:
-            columns = [
-                of_the_same_seeds(
-                    _find(groups, agent, FP32, FP32),
-                    _find(groups, agent, PTQ, FP16),
-                    _find(groups, agent, PTQ, INT8, grid),
-                )
-                for agent in agents
-            ]
-            rows += [_error_row(agent, grid, *three) for agent, three in zip(agents, columns, strict=True)]
-            if len(agents) > 1:
-                rows.append(_mean_row(algo, grid, columns))
+    for algo, members in by(asked, lambda one: one[0].algo).items():
+        pairs = {
+            (agent, column): of_the_same_seeds(
+                _find(groups, agent, FP32, FP32), _find(groups, agent, PTQ, column[0], column[1:])
+            )
+            for agent, column in members
+        }
+        rows += [_error_row(agent, column, *pair) for (agent, column), pair in pairs.items()]
+        if len({agent for agent, _ in pairs}) > 1:
+            rows += _mean_rows(algo, {key: q for key, (_, q) in pairs.items()})
     return rows
 
 
@@ -68,30 +66,33 @@ def _find(groups: Sequence[Group], agent: AgentName, method: str, precision: str
     return next((group for group in alike if grid in (None, (group.scheme, group.mode))), EMPTY)
 
 
-def _error_row(agent: AgentName, grid: Grid, exact: Group, fp16: Group, int8: Group) -> ErrorsRow:
-    row: dict[str, Any] = {**asdict(agent), "scheme": grid[0], "mode": grid[1], "agents": 1}
-    row["seeds"] = max(len(group.records) for group in (exact, fp16, int8))
-    row |= as_fields(exact.mean(), FP32, FP32)
-    for name, group in ((FP16, fp16), (INT8, int8)):
-        row |= {name: group.point, **as_fields(group.error(), f"error_{name}_pct", f"error_{name}")}
-    return ErrorsRow(**row)
+def _error_row(agent: AgentName, column: PrecisionAndGrid, exact: Group, q: Group) -> ErrorsRow:
+    row: dict[str, Any] = {**asdict(agent), "precision": column[0], "scheme": column[1], "mode": column[2]}
+    row |= {"agents": 1, "seeds": len(q.records), "mean": q.point}
+    return ErrorsRow(**row, **as_fields(exact.mean(), FP32, FP32), **as_fields(q.error(), "error_pct", "error"))
 
 
-def _mean_row(algo: str, grid: Grid, columns: Sequence[Sequence[Group]]) -> ErrorsRow:
-    """Return the mean of E over the policies that have one in every column, as at the end of the paper's tables.
+def _mean_rows(algo: str, groups: Mapping[tuple[AgentName, PrecisionAndGrid], Group]) -> list[ErrorsRow]:
+    """Return the mean of E in each precision, as at the end of the paper's tables.
 
-    `columns` are those in fp32, fp16 and int8 of each policy.
+    It is over the policies that have an E in every precision of the same scheme and in every float format.
+
+    Args:
+        algo: The algorithm.
+        groups: Group of each policy and precision.
     """
-    places = [place for place in (1, 2) if any(three[place].records for three in columns)]
-    agents = [{place: _together(three[place]) for place in places} for three in columns]
-    usable = [agent for agent in agents if all(pair is not None for pair in agent.values())]
-    row: dict[str, Any] = {"algo": algo, "env_id": MEAN, "source": "", "scheme": grid[0], "mode": grid[1]}
-    row |= {"agents": len(usable), "seeds": 0, **as_fields(None, FP32, FP32)}
-    for place, name in ((1, FP16), (2, INT8)):
-        pairs = [pair for agent in usable if (pair := agent.get(place)) is not None]
+    found = {key: _together(group) for key, group in groups.items()}
+    columns = dict.fromkeys(column for (_, column), group in groups.items() if group.records)
+    rows = []
+    for column in columns:
+        alike = [other for other in columns if other[1:] == column[1:] or other[0] in FLOAT_BITS]
+        agents = dict.fromkeys(agent for agent, _ in groups)
+        usable = [agent for agent in agents if all(found.get((agent, other)) for other in alike)]
+        pairs = [pair for agent in usable if (pair := found[agent, column])]
         error = stats.mean_error_interval(pairs, np.random.default_rng(0)) if pairs else None
-        row |= {name: None, **as_fields(error, f"error_{name}_pct", f"error_{name}")}
-    return ErrorsRow(**row)
+        row = _error_row(AgentName(algo=algo, env_id=MEAN, source=""), column, EMPTY, EMPTY)
+        rows.append(replace(row, agents=len(usable), **as_fields(error, "error_pct", "error")))
+    return rows
 
 
 def _together(group: Group) -> tuple[Array, Array] | None:
@@ -140,10 +141,10 @@ def sweet_spots(groups: Sequence[Group], records: Sequence[Record], margin_pct: 
                 **asdict(agent),
                 scheme=scheme,
                 mode=mode,
-                seeds=max(len(seeds) for seeds in widths_of.values()),
+                seeds=max(len(group.pairs) for group in by_width),
                 widths=widths,
                 noninferior=good,
-                verdicts=[None if verdict is None else verdict.verdict for verdict in verdicts],
+                verdicts=[None if verdict is None else verdict.headline for verdict in verdicts],
                 sweet_spot=widths[reach - 1] if reach else None,
             )
         )

@@ -8,14 +8,14 @@ from typing import Annotated
 
 from quarl import formats
 from quarl.lab.cells import NA, AgentName
-from quarl.quant.spec import SCHEMES
-from quarl.rows import Column, Episodes, Interval, Mean, Method, Minutes, Row
+from quarl.quant.spec import FLOAT_BITS, SCHEMES
+from quarl.rows import VERDICTS, Column, Episodes, Error, Interval, Mean, Method, Minutes, PartOfVerdict, Precision, Row
 from quarl.stats import INFERIOR, NONINFERIOR
 
 
-def _mode(mode: str, scheme: str) -> str:
-    """Return the mode of widths from 2 to 8; the original's scheme leaves activations in float32."""
-    return "" if scheme in SCHEMES and SCHEMES[scheme].original else mode
+def _mode(mode: str, scheme: str, precision: str = "int8") -> str:
+    """Return the mode of integers; floats and the original's scheme leave activations in float32."""
+    return "" if precision in FLOAT_BITS or (scheme in SCHEMES and SCHEMES[scheme].original) else mode
 
 
 Seeds = Annotated[int, Column("seeds", formats.count, caption="seeds: {}")]
@@ -23,33 +23,29 @@ Scheme = Annotated[str, Column("scheme", caption="scheme {}")]
 Mode = Annotated[str, Column("mode", _mode, of=("mode", "scheme"), caption="{} activations")]
 
 
-def _error(name: str) -> Column:
-    ends = (f"error_{name}_low", f"error_{name}_high")
-    return Column("its interval", formats.interval, of=ends, optional=True)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorsRow(AgentName, Row):
-    """One agent in one scheme; a row with env_id `mean` ends each algorithm."""
+    """One agent in one requested precision and scheme; rows with env_id `mean` end each algorithm."""
 
     command = "study errors"
-    scheme: Scheme
-    mode: Mode
+    scheme: Annotated[str, Column("scheme", formats.unless_float, of=("scheme", "precision"), caption="scheme {}")]
+    mode: Annotated[str, Column("mode", _mode, of=("mode", "scheme", "precision"), caption="{} activations")]
+    precision: Precision
     agents: Annotated[int, Column("agents", lambda count: str(count) if count > 1 else "", optional=True)]
-    seeds: Seeds
+    seeds: Annotated[
+        int, Column("seeds", lambda seeds, env_id: "" if env_id == "mean" else str(seeds), ("seeds", "env_id"))
+    ]
+    """Seeds whose cell of this precision was measured; 0 if none was yet."""
     fp32: Annotated[float | None, Column("fp32", formats.number)]
+    """Mean return in fp32 of the same seeds."""
     fp32_low: Annotated[float | None, Column("its interval", formats.interval, of=("fp32_low", "fp32_high"))]
     fp32_high: float | None
-    fp16: Annotated[float | None, Column("fp16", formats.number, optional=True)]
-    error_fp16_pct: Annotated[float | None, Column("E_fp16 %", formats.number, optional=True)]
-    """(fp32 - fp16) / |fp32| in percent of the mean returns: a loss is positive."""
-    error_fp16_low: Annotated[float | None, _error("fp16")]
-    error_fp16_high: float | None
-    int8: Annotated[float | None, Column("int8", formats.number, optional=True)]
-    error_int8_pct: Annotated[float | None, Column("E_int8 %", formats.number, optional=True)]
-    """(fp32 - int8) / |fp32| in percent of the mean returns: a loss is positive."""
-    error_int8_low: Annotated[float | None, _error("int8")]
-    error_int8_high: float | None
+    mean: Mean
+    error_pct: Error
+    error_low: Annotated[
+        float | None, Column("interval of E", formats.interval, of=("error_low", "error_high"), optional=True)
+    ]
+    error_high: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,21 +56,31 @@ class SweetSpotRow(AgentName, Row):
     scheme: Scheme
     mode: Mode
     seeds: Seeds
+    """Largest number of seeds measured at a width; a width with fewer than were asked for is incomplete."""
     widths: Annotated[
         list[int],
-        Column("bits non-inferior, (undecided), [inferior]", _widths, of=("widths", "verdicts"), left=True),
+        Column(
+            "bits non-inferior, (undecided), [inferior], incomplete?", _widths, of=("widths", "verdicts"), left=True
+        ),
     ]
     noninferior: list[bool]
     verdicts: list[str | None]
     """Verdicts by width; null if that of a seed is missing."""
-    sweet_spot: Annotated[int | None, Column("sweet spot", lambda bits: "none" if bits is None else f"{bits} bits")]
-    """The narrowest width that is non-inferior together with all wider ones; null if the widest is not."""
+    sweet_spot: Annotated[
+        int | None,
+        Column(
+            "sweet spot",
+            lambda bits, words: f"{bits} bits" if bits is not None else "none" if words[0] else "unknown",
+            of=("sweet_spot", "verdicts"),
+        ),
+    ]
+    """The narrowest width that is non-inferior together with all wider ones; null if the widest is not shown to be."""
 
 
 def _widths(widths: Sequence[int], verdicts: Sequence[str | None]) -> str:
-    """Return the widths from wide to narrow, in brackets unless they are non-inferior."""
-    marks = {NONINFERIOR: "{}", INFERIOR: "[{}]"}
-    return " ".join(marks.get(word or "", "({})").format(bits) for bits, word in zip(widths, verdicts, strict=True))
+    """Return the widths from wide to narrow, in brackets unless they are non-inferior, with ? if seeds are missing."""
+    marks = {NONINFERIOR: "{}", INFERIOR: "[{}]", None: "{}?"}
+    return " ".join(marks.get(word, "({})").format(bits) for bits, word in zip(widths, verdicts, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +97,18 @@ class TrainedRow(AgentName, Row):
     error_ptq_pct: Annotated[float | None, Column("E_ptq %", formats.number)]
     trained: Annotated[float | None, Column("trained", formats.number)]
     error_trained_pct: Annotated[float | None, Column("E_trained %", formats.number)]
-    error_trained_low: Annotated[float | None, _error("trained")]
+    error_trained_low: Annotated[
+        float | None,
+        Column("its interval", formats.interval, of=("error_trained_low", "error_trained_high"), optional=True),
+    ]
     error_trained_high: float | None
     noninferior: bool | None
-    verdict: Annotated[str | None, Column("verdict", formats.verdict, of=("verdict", "differs"))]
+    verdict: Annotated[str | None, Column("verdict", formats.verdict, of=VERDICTS)]
+    """The worse of the verdicts on return and on success."""
+    success_margin: float | None
+    """Acceptable loss of successes in percentage points; null without successes."""
+    verdict_return: PartOfVerdict
+    verdict_success: PartOfVerdict
     differs: bool | None
     gain: float | None
     """Gain of its return over ptq, with the ends of its interval."""
@@ -145,7 +159,14 @@ class ActorQRow(AgentName, Row):
     ci_low: Interval
     ci_high: float | None
     target: Annotated[float | None, Column("target", formats.number)]
-    reached: Annotated[int, Column("reached", _reached, of=("reached", "seeds", "target"))]
+    reached: Annotated[
+        int,
+        Column(
+            "reached",
+            lambda reached, seeds, target: "–" if target is None else f"{reached} of {seeds}",
+            of=("reached", "seeds", "target"),
+        ),
+    ]
     """Seeds whose learner reached the target."""
     seconds: Annotated[float, Column("seconds", formats.three_digits)]
     """Training clock in seconds, to the target or to the end of a run that never reached it or had none; geometric
@@ -160,10 +181,6 @@ class ActorQRow(AgentName, Row):
     """Return of the learner's policy in the last evaluation of a training."""
     final_return_quantised: Annotated[float | None, Column("quantized", formats.number, optional=True)]
     """The same for the actors' policy."""
-
-
-def _reached(reached: int, seeds: int, target: float | None) -> str:
-    return "–" if target is None else f"{reached} of {seeds}"
 
 
 def _speedup(speedup: float | None, at_least: bool | None) -> str:

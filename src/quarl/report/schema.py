@@ -32,6 +32,8 @@ class About(TypedDict, total=False):
     seed: int | None
     statistics: str | None
     """The source of the statistics that normalize the agent's observations, in words, or that there is none."""
+    incomplete: str | None
+    """Number of the cells that a study has measured, in words; null if none is missing."""
 
 
 class Told(About, total=False):

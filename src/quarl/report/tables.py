@@ -71,7 +71,7 @@ def terminal(table: Cells, title: str) -> Table:
     )
     for column in table.columns:
         # folded, not cut: a narrow terminal shows everything too
-        drawn.add_column(column.heading, justify="left" if column.left else "right", overflow="fold")
+        drawn.add_column(Text(column.heading), justify="left" if column.left else "right", overflow="fold")
     for row in table.rows:
         drawn.add_row(*map(Text, row))
     return drawn

@@ -133,6 +133,8 @@ def show(
         *said: Lines about them that follow.
         **about: Facts for the document.
     """
+    if part := rows.incomplete(records):
+        title, about["incomplete"] = f"{title} (incomplete: {part})", part
     terminal.tell(config, rows.CellRow, rows.rows(records, margin), title, *failures(records), *said, **about)
 
 
@@ -168,15 +170,22 @@ def _chosen(config: StudyRunConfig, cells: Sequence[Cell]) -> list[Cell]:
 
 def _dry(config: StudyRunConfig, study: Study, cells: Sequence[Cell]) -> int:
     """Show the cells that would be measured, and those that exist already."""
-    states: dict[str, str] = {}
+    known: dict[str, Record] = {}
     if (config.output / NAME).is_file():
         with Store(config.output) as store:
-            states = store.states()
+            known = {record.key: record for record in store.records()}
     records = []
     for cell in cells:
         about: dict[str, Any] = {name: getattr(cell, name) for name in ("key", *COLUMNS)}
-        records.append(Record(**about, state=NA if cell.na else states.get(cell.key, TODO)))
-    terminal.tell(config, rows.StatusRow, rows.status(records), f"{study.name}: {_counted(records)}")
+        is_known = cell.key in known and not cell.na
+        records.append(known[cell.key] if is_known else Record(**about, state=NA if cell.na else TODO))
+    shown = rows.status(records, [*known.values()])
+    terminal.tell(config, rows.StatusRow, shown, f"{study.name}: {_counted(records)}")
+    minutes = sum(row.minutes_to_go or 0.0 for row in shown) / config.jobs
+    unknown = sum(row.todo + row.running for row in shown if row.minutes_to_go is None)
+    rest = f"unknown for {unknown:,} cells, none of whose kind is finished in {config.output}" if unknown else ""
+    parts = (f"{minutes:,.1f} minutes" if minutes or not unknown else "", rest)
+    terminal.say(f"estimated time with --jobs {config.jobs}: {'; '.join(filter(None, parts))}")
     for reason in dict.fromkeys(cell.na for cell in cells if cell.na):
         terminal.say(f"n/a: {reason}")
     terminal.say("nothing was measured: drop --dry-run")
@@ -187,6 +196,7 @@ def _status(config: StudyStatusConfig) -> int:
     with Store(config.folder) as store:
         name, _ = store.study()
         records = store.records()
-    terminal.tell(config, rows.StatusRow, rows.status(records), f"{name}: {_counted(records)}")
+    about = rows.incomplete(records) or None
+    terminal.tell(config, rows.StatusRow, rows.status(records), f"{name}: {_counted(records)}", incomplete=about)
     terminal.say(*failures(records))
     return 0

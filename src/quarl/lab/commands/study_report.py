@@ -72,22 +72,23 @@ def make(folder: Path, command: str) -> schema.Document:
         name, document = store.study()
         records = store.records()
     margin = float(document.get("margin", MARGIN_PCT))
-    measured = schema.document(rows.CellRow, rows.rows(records, margin))
+    part = rows.incomplete(records)
+    name += part and f" (incomplete: {part})"
+    measured = schema.document(rows.CellRow, rows.rows(records, margin), incomplete=part or None)
     done = [row for row in measured["rows"] if row["state"] == DONE]
     if not done:
         raise QuarlError(f"no cell of {folder} is done yet; quarl study run measures them")
     groups = grouped(records)
     runs = actorq_reward.runs(records)
-    faster = actorq_speedup.speedups([asdict(row) for row, _ in runs])
     throughput, breakdown = actorq_throughput.tables(records)
     tables_of: Mapping[type[Row], Sequence[Row]] = {
-        ErrorsRow: summaries.errors(groups) if any(group.method == "ptq" for group in groups) else [],
+        ErrorsRow: summaries.errors(groups, records) if any(group.method == "ptq" for group in groups) else [],
         SweetSpotRow: summaries.sweet_spots(groups, records, margin),
         TrainedRow: summaries.trained(groups, margin),
         LearningRow: summaries.learning(groups, records),
         ActorQRow: summaries.actorq(records),
         actorq_reward.RewardRow: [row for row, _ in runs],
-        actorq_speedup.SpeedupRow: faster,
+        actorq_speedup.SpeedupRow: actorq_speedup.speedups([asdict(row) for row, _ in runs]),
         actorq_throughput.ThroughputRow: throughput,
         actorq_throughput.BreakdownRow: breakdown,
         updates_rows.UpdatesRow: updates_rows.updates(records),
@@ -98,10 +99,11 @@ def make(folder: Path, command: str) -> schema.Document:
     if any(row["method"] in COMPARED for row in done):
         curve = bits_against_return(summaries.means(groups), f"{name}: return at each precision")
         figures.insert(0, ("bits", CAPTION, curve))
+    figures = [(file, f"{caption}{part and f' Incomplete: {part}.'}", drawn) for file, caption, drawn in figures]
     _write(folder, command, name, str(document.get("about", "")), margin, records, measured, rows_by, figures)
     for kind, shown in rows_by.items():
         if shown:
-            terminal.show(kind, shown, TITLES[kind])
+            terminal.show(kind, shown, f"{TITLES[kind]}{part and f' (incomplete: {part})'}")
     terminal.say(f"report: {folder / 'report.html'}")
     return measured
 
@@ -137,7 +139,7 @@ def _write(
     for kind, rows_of in rows_by.items():
         file = folder / f"{kind.command.partition(' ')[2].replace(' ', '-')}.json"
         if rows_of:
-            schema.write(schema.document(kind, rows_of), file)
+            schema.write(schema.document(kind, rows_of, incomplete=measured["incomplete"]), file)
         else:  # from an earlier report, of cells that the study no longer contains
             file.unlink(missing_ok=True)
     every = [(TITLES[kind], tables.cells(kind, rows_of)) for kind, rows_of in shown.items()]
@@ -197,7 +199,7 @@ def _sentences(rows_by: Tables, records: Sequence[Record]) -> list[str]:
         alike = [row for row in spots if (row["scheme"], row["mode"]) == (scheme, mode)]
         kept = []
         for bits in (8, 6, 4):
-            spots_of = [row["sweet_spot"] for row in alike if bits in row["widths"]]
+            spots_of = [row["sweet_spot"] for row in alike if bits in row["widths"] and None not in row["verdicts"]]
             if spots_of:
                 kept.append(
                     f"{sum(spot is not None and spot <= bits for spot in spots_of)} of {len(spots_of)} to {bits} bits"
@@ -206,10 +208,9 @@ def _sentences(rows_by: Tables, records: Sequence[Record]) -> list[str]:
             sentences.append(f"Scheme {scheme}, {mode}: return is kept by {', '.join(kept)}.")
     sentences += actorq_reward.sentences(rows_by[actorq_reward.RewardRow])
     sentences += updates_rows.sentences(rows_by[updates_rows.UpdatesRow])
-    left = sum(record.state != DONE for record in records if record.method != TRAIN)
     explained = sum(row["cells"] for row in rows_by[ExcludedRow])
     if explained:
         sentences.append(f"{explained:,} cells have no result; the last table says why.")
-    if left > explained:
-        sentences.append(f"{left - explained:,} cells are still to be measured.")
+    if part := rows.incomplete(records):
+        sentences.append(f"Incomplete: {part}.")
     return sentences or ["Every cell was measured."]
