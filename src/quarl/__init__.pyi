@@ -9,6 +9,7 @@ from quarl.api import from_module as from_module
 from quarl.api import from_sb3 as from_sb3
 from quarl.api import load as load
 from quarl.commands.actorq_run import ActorQRun
+from quarl.comparison import compare as compare
 from quarl.errors import QuarlError as QuarlError
 from quarl.post_training.table import ptq as ptq
 

@@ -10,9 +10,9 @@ information time"), because the number of episodes doubles between analyses.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -27,8 +27,8 @@ from quarl.errors import QuarlError
 from quarl.evaluation import Evaluation, carry, split_by_time
 from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
 from quarl.quant.spec import EXACT
-from quarl.specs import ComparisonSpec
-from quarl.stats import NONINFERIOR, UNDECIDED, Interval, Verdict, judge, paired
+from quarl.specs import CompareSpec, ComparisonSpec
+from quarl.stats import INFERIOR, NONINFERIOR, UNDECIDED, Interval, Verdict, judge, paired
 
 AGREE_PCT = 1.0
 """Largest difference of agreeing continuous actions, in percent of each component's range."""
@@ -37,11 +37,16 @@ FALL = 0.5
 """Number of completely failed episodes that may have been missed; their spread widens the intervals."""
 
 
-def looks_of(asked: ComparisonSpec) -> tuple[int, ...]:
-    """Return the numbers of episodes after which evaluation may stop: a single one unless --episodes is auto."""
+def looks_of(asked: ComparisonSpec | CompareSpec, arms: int = 1) -> tuple[int, ...]:
+    """Return the numbers of episodes after which evaluation may stop: a single one unless --episodes is auto.
+
+    Args:
+        asked: The episodes and the margin.
+        arms: Number of policies that are compared with fp32 together.
+    """
     if asked.episodes != "auto":
         return (asked.episodes,)
-    return looks(asked.most_episodes, asked.margin)
+    return looks(asked.most_episodes, asked.margin, arms)
 
 
 def until_judged(
@@ -49,6 +54,8 @@ def until_judged(
     looks: tuple[int, ...],
     margin_pct: float,
     success_margin: float = ComparisonSpec.success_margin,
+    *,
+    corrected: bool = False,
 ) -> list[Evaluation]:
     """Evaluate fp32 and other policies until each has a verdict, the worse of those on return and on success.
 
@@ -57,23 +64,19 @@ def until_judged(
         looks: Numbers of episodes of the interim analyses; the last one is the maximum.
         margin_pct: Acceptable loss in percent of the mean of fp32.
         success_margin: Acceptable loss of successes in points.
+        corrected: Correct the verdicts for the number of policies, as `verdicts` does.
 
     Returns:
         The evaluations, in the order of `plays`, with as many episodes as their verdicts required.
     """
     played = [play(episodes=looks[0]) for play in plays]
-    undecided = list(range(1, len(plays)))
     for n, following in pairwise(looks):
-        judged = {
-            i: with_success(
-                sequential_verdict(played[0].returns, played[i].returns, margin_pct, looks),
-                successes_of(played[0], played[i]),
-                success_margin,
-                looks,
-            )
-            for i in undecided
-        }
-        undecided = [i for i, verdict in judged.items() if verdict.headline == UNDECIDED]
+        judged = verdicts([each.returns for each in played], margin_pct, looks, corrected=corrected)
+        both = (
+            with_success(verdict, successes_of(played[0], each), success_margin, looks)
+            for verdict, each in zip(judged, played[1:], strict=True)
+        )
+        undecided = [i for i, verdict in enumerate(both, 1) if verdict.headline == UNDECIDED]
         for i in [0, *undecided] if undecided else []:
             played[i] = played[i].then(plays[i](episodes=following - n, first=n))
     return played
@@ -104,6 +107,48 @@ def with_success(
         return verdict
     z = boundaries(looks)[looks.index(successes[0].size)] if len(looks) > 1 else stats.Z
     return replace(verdict, success=stats.judge_success(*successes, margin, z))
+
+
+def verdicts(
+    returns: Sequence[Array], margin_pct: float, looks: tuple[int, ...], *, corrected: bool = True
+) -> Iterator[Verdict]:
+    """Yield the verdicts on several policies against fp32, with Holm's correction for their number.
+
+    The tests of non-inferiority are a family, and those of inferiority are another one: in each, the probability of
+    one or more wrong verdicts is at most 2.5 %. The lower end of an interval has the level of Holm's step at which the
+    first family decided, the upper end that of the second, so that intervals and verdicts agree. Whether a policy
+    differs from fp32 is corrected by the number of policies (Bonferroni). Stopping at an interim analysis keeps these
+    levels (Maurer and Bretz 2013, "Multiple testing in group sequential trials using graphical approaches").
+
+    Args:
+        returns: Returns of fp32 [n], then those of the policies, each of as many first episodes as it needed.
+        margin_pct: Acceptable loss in percent of the mean of fp32.
+        looks: Numbers of episodes of all analyses.
+        corrected: False judges each policy as if it were the only one.
+
+    Yields:
+        A verdict for each policy.
+    """
+    exact, *others = returns
+
+    @cache
+    def at(i: int, arms: int) -> Verdict:
+        pair = exact[: len(others[i])], others[i]
+        return sequential_verdict(*pair, margin_pct, looks, arms if corrected else 1)
+
+    lows, highs = (
+        stats.holm([lambda arms, i=i, word=word: at(i, arms).verdict == word for i in range(len(others))])  # type: ignore[misc]
+        for word in (NONINFERIOR, INFERIOR)
+    )
+    for i, ends in enumerate(zip(lows, highs, strict=True)):
+        low, high = (at(i, arms) for arms in ends)
+        word = NONINFERIOR if low.noninferior else INFERIOR if high.verdict == INFERIOR else UNDECIDED
+        yield replace(
+            low,
+            verdict=word,
+            differs=at(i, len(others)).differs,
+            difference=replace(low.difference, high=high.difference.high),
+        )
 
 
 def judged(
@@ -196,23 +241,30 @@ def fidelity_on(policy: Policy, quantized: QuantizedPolicy, recorded: Array) -> 
     )
 
 
-def looks(cap: int, margin_pct: float) -> tuple[int, ...]:
+def looks(cap: int, margin_pct: float, arms: int = 1) -> tuple[int, ...]:
     """Return the numbers of episodes of the interim analyses: 30, doubled until the cap is near, and the cap.
 
-    Raises QuarlError for a cap at which nothing could be called non-inferior.
+    Args:
+        cap: Maximum number of episodes.
+        margin_pct: Acceptable loss in percent of the mean of fp32.
+        arms: Number of policies that are compared with fp32.
+
+    Raises:
+        QuarlError: Nothing could be called non-inferior at the cap.
     """
-    if cap < (least := fewest(margin_pct)):
+    if cap < (least := fewest(margin_pct, arms)):
         way = f"use {least} or more, enough to show that fewer than {margin_pct:g} % of episodes fail"
         raise QuarlError(f"--max-episodes {cap} cannot show a loss below {margin_pct:g} %: {way}")
     return (*(FIRST_LOOK << k for k in range(32) if FIRST_LOOK << k <= 0.75 * cap), cap)
 
 
-def fewest(margin_pct: float) -> int:
-    """Return the number of episodes needed to call anything non-inferior.
+def fewest(margin_pct: float, arms: int = 1) -> int:
+    """Return the number of episodes needed to call one of several policies non-inferior.
 
-    It follows the rule of three (Hanley and Lippman-Hand 1983).
+    It follows the rule of three (Hanley and Lippman-Hand 1983), whose 3 is about ln 20: failures in a share p of the
+    episodes happen in none of n with a probability below 1 / (20 arms) if n > (ln 20 + ln arms) / p.
     """
-    return math.ceil(round(300 / margin_pct, 9))
+    return math.ceil(round(100 * (3 + math.log(arms)) / margin_pct, 9))
 
 
 @lru_cache
@@ -243,7 +295,7 @@ def boundaries(times: tuple[float, ...], alpha: float = 0.025) -> tuple[float, .
     return tuple(z)
 
 
-def sequential_verdict(fp32: Array, q: Array, margin_pct: float, looks: tuple[int, ...]) -> Verdict:
+def sequential_verdict(fp32: Array, q: Array, margin_pct: float, looks: tuple[int, ...], arms: int = 1) -> Verdict:
     """Return the verdict on the returns [n] so far; n must be one of the numbers in `looks`.
 
     Its interval is that of the analysis, a repeated confidence interval (Jennison and Turnbull 1989). It is the wider
@@ -254,15 +306,18 @@ def sequential_verdict(fp32: Array, q: Array, margin_pct: float, looks: tuple[in
         q: Returns of the quantized policy, paired by episode.
         margin_pct: Acceptable loss in percent of the mean of fp32.
         looks: Numbers of episodes of all interim analyses.
+        arms: Number by which the level of 2.5 % is divided, because as many policies are compared with fp32.
     """
     fp32, q = paired(fp32, q)
     n, scale, difference = fp32.size, abs(float(fp32.mean())), q - fp32
     mean = float(difference.mean())
     spread = math.sqrt(difference.var(ddof=1) + (FALL * scale) ** 2 / n)
     g = float(((difference - mean) ** 3).mean()) / spread**3 if spread else 0.0
-    t = float(scipy.stats.t.isf(scipy.stats.norm.sf(boundaries(looks)[looks.index(n)]), n - 1)) / math.sqrt(n)
+    t = float(
+        scipy.stats.t.isf(scipy.stats.norm.sf(boundaries(looks, 0.025 / arms)[looks.index(n)]), n - 1)
+    ) / math.sqrt(n)
     hall = [3 / g * (float(np.cbrt(1 + g * (x - g / (6 * n)))) - 1) if abs(g) > 1e-6 else x for x in (t, -t)]
     interval = Interval(point=mean, low=mean - spread * max(t, hall[0]), high=mean - spread * min(-t, hall[1]))
-    early = n < fewest(margin_pct)
+    early = n < fewest(margin_pct, arms)
     judged = judge(interval, margin_pct / 100 * scale)
     return replace(judged, verdict=UNDECIDED) if early and judged.verdict == NONINFERIOR else judged

@@ -256,6 +256,34 @@ class DistillSpec(ComparisonSpec):
         return specs
 
 
+@dataclass(frozen=True, kw_only=True)
+class CompareSpec(Spec):
+    """Agents, compared with one of them by return."""
+
+    seed: Annotated[int, SEED] = 0
+    """Seed of the episodes; episode k starts from the same state for every agent."""
+    baseline: Annotated[str | None, shown("NAME", default="the first")] = None
+    """Name of the agent with which the others are compared."""
+    episodes: Annotated[NumEpisodes, Bound("must be at least 2", lambda number: number >= 2)] = 100
+    """Episodes of every agent, from the same starts; auto plays until there is a verdict."""
+    max_episodes: Annotated[int | None, shown("N", default=str(MOST_EPISODES)), AT_LEAST_ONE] = None
+    """Maximum number of episodes for --episodes auto; increase it if episodes are cheap and their returns scatter."""
+    margin: Annotated[float, shown("PERCENT"), PERCENTAGE] = 5.0
+    """Acceptable loss of return, in percent of the baseline's, for the non-inferiority verdict."""
+    workers: Annotated[int, ADVANCED, AT_LEAST_ONE] = 1
+    """Number of processes that share the episodes; useful if environment steps are slow."""
+
+    def check(self) -> None:
+        super().check()
+        if self.episodes != "auto":
+            self.refuse(("max_episodes",), "requires --episodes auto", "add that, or drop it")
+
+    @property
+    def most_episodes(self) -> int:
+        """Maximum number of episodes of each agent."""
+        return self.max_episodes or MOST_EPISODES if self.episodes == "auto" else self.episodes
+
+
 def visited_factor(envelope: str) -> float | None:
     """Return K of the envelope visited*K; None for any other."""
     match = VISITED.fullmatch(envelope)

@@ -238,6 +238,46 @@ def ratio_interval(
         return _interval(point, above / below)
 
 
+def improvement_interval(fp32: Array, q: Array, rng: np.random.Generator, *, num_resamples: int = 2_000) -> Interval:
+    """Return the probability that an episode of q returns more than one of fp32, with its 95 % bootstrap interval.
+
+    All pairs of episodes count, not only those with the same start, and a tie counts as half. It is the statistic U of
+    Mann and Whitney (1947), divided by the number of pairs. Source: Agarwal et al. 2021, "Deep RL at the Edge of the
+    Statistical Precipice", section 4.3, probability of improvement.
+
+    Args:
+        fp32: Returns of fp32.
+        q: Returns of the quantized policy, paired by episode: both are resampled together.
+        rng: Source of the resamples.
+        num_resamples: Number of resamples.
+    """
+    import scipy  # here: few callers need it, and the import is slow
+
+    def share(rows: Sequence[Array]) -> Any:
+        ranks = scipy.stats.rankdata(np.concatenate([rows[1], rows[0]], axis=-1), axis=-1)[..., : q.size]
+        return (ranks.mean(axis=-1) - (q.size + 1) / 2) / q.size
+
+    pair = [*paired(fp32, q)]
+    return _interval(float(share(pair)), _resample(pair, share, rng, num_resamples))
+
+
+def holm(tests: Sequence[Callable[[int], bool]]) -> list[int]:
+    """Return, for each of several tests, the number by which its level was divided when it was decided.
+
+    That number is the number of tests that had not been rejected so far: the step-down procedure of Holm 1979, "A
+    simple sequentially rejective multiple test procedure". Then all rejections are right with the probability that
+    a single test alone would have.
+
+    Args:
+        tests: For each test, a function that returns True if it rejects at the level divided by its argument.
+    """
+    left, divisors = list(range(len(tests))), dict[int, int]()
+    while rejected := [i for i in left if tests[i](len(left))]:
+        divisors |= dict.fromkeys(rejected, len(left))
+        left = [i for i in left if i not in rejected]
+    return [divisors.get(i, len(left)) for i in range(len(tests))]
+
+
 def error_pct(fp32: Array, q: Array, rng: np.random.Generator) -> float:
     """Return E = (mean fp32 - mean q) / |mean fp32| * 100: the loss in percent, negative for a gain.
 

@@ -16,6 +16,7 @@ from quarl.config.actorq import ActorQConfig
 from quarl.config.base import Config, EnvId, Output, check_folder
 from quarl.config.bench import LatencyConfig
 from quarl.config.cluster import ClusterConfig, ClusterJoinConfig, ClusterStartConfig
+from quarl.config.compare import CompareConfig
 from quarl.config.deploy import BudgetConfig
 from quarl.config.environment import OPTIONS, EnvironmentConfig
 from quarl.config.export import ExportConfig, VerifyConfig
@@ -178,6 +179,7 @@ __all__ = [
     "ClusterConfig",
     "ClusterJoinConfig",
     "ClusterStartConfig",
+    "CompareConfig",
     "Config",
     "DemoConfig",
     "DistillConfig",
@@ -208,6 +210,7 @@ VERBS: tuple[type[Config | ClusterConfig | StudyConfig], ...] = (
     ActorQConfig,
     ClusterConfig,
     EvalConfig,
+    CompareConfig,
     RobustConfig,
     PlayConfig,
     InspectConfig,

@@ -71,7 +71,7 @@ def check_spaces(policy: Policy, env: gymnasium.Env[Any, Any]) -> None:
         way = f"they are {stack} frames of it: --frame-stack {stack} (frame_stack={stack} in Python)" if stack else WAYS
         raise _mismatch("observations", ours, name, env.observation_space, way)
     if not _actions_fit(policy, env.action_space):
-        raise _mismatch("actions", _actions(policy), name, env.action_space, WAYS)
+        raise _mismatch("actions", actions_of(policy), name, env.action_space, WAYS)
     if policy.head.zero_based:
         note_once(
             f"the actions of {name} begin at {policy.head.start}, but Stable-Baselines3 counts from 0: it gets "
@@ -138,7 +138,8 @@ def _actions_fit(policy: Policy, space: spaces.Space[Any]) -> bool:
     )
 
 
-def _actions(policy: Policy) -> str:
+def actions_of(policy: Policy) -> str:
+    """Return the policy's actions in words."""
     head = policy.head
     if head.segments:
         return f"{len(head.segments)} numbers, each one of {', '.join(map(str, head.segments))}"

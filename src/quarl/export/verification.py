@@ -370,6 +370,18 @@ def read_document(file: Path) -> dict[str, Any]:
     return read_json(_read(file), str(file))
 
 
+def exported_file(path: Path) -> Path | None:
+    """Return the file of an export at `path`, which may also be its folder; None for anything else."""
+    if not (path / CONTRACT).is_file():
+        return path if is_exported(path) else None
+    full = read_document(path / CONTRACT)
+    return path / targets.file_of(
+        next((each for each in targets.TARGETS if each == full.get("target")), targets.TARGETS[0]),
+        str(full.get("name")),
+        full.get("package"),
+    )
+
+
 def is_exported(file: Path) -> bool:
     """Return whether the file is of an export; an .onnx file without a contract is an agent."""
     return bool(runtimes.for_file(file)) and (file.suffix != ".onnx" or contract.BEGIN.encode() in _read(file))

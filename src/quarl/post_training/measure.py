@@ -104,14 +104,14 @@ class PtqRow(JudgedRow):
     payload: Payload
     bytes_packed: int
     """Size of the saved policy's file, whose header is most of a small network's."""
-    latency_us_p50: Annotated[float, Column("µs p50", formats.three_digits)]
+    latency_us_p50: Annotated[float | None, Column("µs p50", formats.three_digits, optional=True)]
     """Median microseconds of one call: one observation in, one output out, one thread."""
-    latency_us_p99: Annotated[float, Column("p99", formats.three_digits)]
+    latency_us_p99: Annotated[float | None, Column("p99", formats.three_digits, optional=True)]
     """99th percentile of the same calls in microseconds."""
-    agreement: Annotated[float, Column("agree %", formats.percent, before="bytes")]
+    agreement: Annotated[float | None, Column("agree %", formats.percent, before="bytes", optional=True)]
     """Share of observations apart from those of calibration on which the action equals that of fp32; continuous actions
     may differ by 1 % of their range."""
-    coverage: Annotated[float, Column("covered %", formats.percent, caption="{} % of the weights covered")]
+    coverage: Annotated[float | None, Column("covered %", formats.percent, caption="{} % of the weights covered")]
     """Share of the policy's weights that are quantized."""
     returns: Returns = field(repr=False)
 

@@ -93,7 +93,7 @@ class PtqTable:
         return pandas.DataFrame(schema.fields(self.rows))
 
     def _cells(self) -> tables.Cells:
-        return tables.cells(PtqRow, schema.fields(self.rows))
+        return tables.cells(type(self.rows[0]), schema.fields(self.rows))
 
 
 @checks_keywords
