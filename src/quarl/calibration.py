@@ -284,8 +284,8 @@ class _Pass:
             return replace(choose_qparams(low * wider, high * wider, bits, symmetric=symmetric), scale=step)
 
         q = covering(1.0)
-        if function in RANGES:
-            exact, f = FUNCTIONS[function](x), FUNCTIONS[function]
+        if function in RANGES or power:
+            exact = (f := FUNCTIONS.get(function, np.asarray))(x)
             q = min(
                 (q, *map(covering, SATURATING)),
                 key=lambda grid: float(np.square(f(fake_quantize(x, grid)) - exact).mean()),
