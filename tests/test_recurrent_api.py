@@ -11,6 +11,7 @@ import pytest
 
 import networks
 import quarl.qat
+import require
 from quarl import engines
 from quarl.cli import main
 from quarl.evaluation import carry, record
@@ -187,7 +188,7 @@ def test_training_refuses_policies_with_a_memory_by_name(capsys):
     for words in (["train", "--qat", "8"], ["actorq"], ["sweep"]):
         line = refused(capsys, *words, "--algo", "ppo_lstm", "--env", "CartPole-v1", "-n", "1000")
         assert "ppo_lstm" in line
-    contrib = pytest.importorskip("sb3_contrib")
+    contrib = require.module("sb3_contrib")
     model = contrib.RecurrentPPO("MlpLstmPolicy", "CartPole-v1", policy_kwargs={"lstm_hidden_size": 4}, device="cpu")
     with pytest.raises(quarl.QuarlError, match=r"(?i)recurrentppo|ppo_lstm"):
         quarl.qat.prepare(model, "int8")

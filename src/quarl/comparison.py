@@ -23,7 +23,7 @@ from quarl.evaluation import evaluate, split_by_time
 from quarl.export import verification
 from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
-from quarl.post_training.measure import PtqRow, drop_of
+from quarl.post_training.measure import PtqRow
 from quarl.post_training.table import PtqTable
 from quarl.progress import progress
 from quarl.readers import find
@@ -144,6 +144,7 @@ def compare(
     *,
     episodes: int | Literal["auto"] = CompareSpec.episodes,
     margin: float = CompareSpec.margin,
+    success_margin: float = CompareSpec.success_margin,
     max_episodes: int | None = None,
     seed: int = 0,
     num_workers: int = 1,
@@ -160,6 +161,7 @@ def compare(
         episodes: Number of episodes of each agent, from the same starts; "auto" plays until there is a verdict, or
             `max_episodes`.
         margin: Acceptable loss of return in percent of the baseline's.
+        success_margin: Acceptable loss of successes in percentage points, if the environment reports them.
         max_episodes: Maximum number of episodes with "auto"; None means the default of `quarl compare`.
         seed: Seed of the episodes.
         num_workers: Number of processes that share the episodes of an agent.
@@ -186,6 +188,7 @@ def compare(
         baseline=baseline,
         episodes=episodes,
         margin=margin,
+        success_margin=success_margin,
         max_episodes=max_episodes,
         seed=seed,
         workers=num_workers,
@@ -281,6 +284,7 @@ def _row(arm: Arm, **measured: Any) -> CompareRow:
             "engine": engine.name,
             "measured": engine.measured,
             "bytes": engine.file_bytes,
+            "payload": policy.payload if is_graph else None,
             "bytes_packed": len(artifact.to_bytes(policy)) if is_graph else engine.file_bytes,
             "coverage": policy.coverage if is_graph else None,
         }
@@ -320,8 +324,12 @@ def _of_returns(arms: Sequence[Arm], home: Environment | None, asked: CompareSpe
             )
             for name, policy, engine, _ in arms
         ]
-        base, *others = judging.until_judged(plays, looks, asked.margin, corrected=True)
-    verdicts = judging.verdicts([base.returns, *(each.returns for each in others)], asked.margin, looks)
+        base, *others = judging.until_judged(plays, looks, asked.margin, asked.success_margin, corrected=True)
+    of_returns = judging.verdicts([base.returns, *(each.returns for each in others)], asked.margin, looks)
+    verdicts = (
+        judging.with_success(verdict, judging.successes_of(base, each), asked.success_margin, looks)
+        for verdict, each in zip(of_returns, others, strict=True)
+    )
     for arm, played, verdict in zip(arms, (base, *others), (None, *verdicts), strict=True):
         exact = None if verdict is None else base.returns[: len(played.returns)]
         better = (
@@ -331,9 +339,7 @@ def _of_returns(arms: Sequence[Arm], home: Environment | None, asked: CompareSpe
             arm,
             **judging.judged(played.returns, exact, asked.margin, asked.seed, looks)
             | as_fields(played.success, "success", "success")
-            | as_fields(drop_of(played, base), "drop", "drop")
-            | (verdict.to_json() if verdict else {})
-            | as_fields(verdict.difference if verdict else None, "difference", "difference")
+            | (judging.fields_of(verdict) if verdict else {})
             | as_fields(better, "improvement", "improvement"),
             returns=played.returns.tolist(),
         )

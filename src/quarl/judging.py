@@ -180,13 +180,18 @@ def judged(
             if len(looks) > 1
             else stats.verdict(exact, returns, margin_pct, rng)
         )
-        verdict = with_success(verdict, successes, success_margin, looks)
-        row |= verdict.to_json() | stats.as_fields(verdict.difference, "difference", "difference")
-        if verdict.success is not None:
-            gain = verdict.success.difference  # in points; a drop is a share
-            drop = Interval(point=-gain.point / 100, low=-gain.high / 100, high=-gain.low / 100)
-            row |= stats.as_fields(drop, "drop", "drop")
+        row |= fields_of(with_success(verdict, successes, success_margin, looks))
         row["error_pct"] = stats.error_pct(exact, returns, np.random.default_rng(seed))
+    return row
+
+
+def fields_of(verdict: Verdict) -> dict[str, Any]:
+    """Return the fields of a row that are the verdict's: its words, the difference and the share of lost successes."""
+    row = verdict.to_json() | stats.as_fields(verdict.difference, "difference", "difference")
+    if verdict.success is not None:
+        gain = verdict.success.difference  # in points; a drop is a share
+        drop = Interval(point=-gain.point / 100, low=-gain.high / 100, high=-gain.low / 100)
+        row |= stats.as_fields(drop, "drop", "drop")
     return row
 
 

@@ -270,6 +270,10 @@ class CompareSpec(Spec):
     """Maximum number of episodes for --episodes auto; increase it if episodes are cheap and their returns scatter."""
     margin: Annotated[float, shown("PERCENT"), PERCENTAGE] = 5.0
     """Acceptable loss of return, in percent of the baseline's, for the non-inferiority verdict."""
+    success_margin: Annotated[float, shown("POINTS"), PERCENTAGE] = 5.0
+    """Acceptable loss of successes, in percentage points, if the environment reports `is_success`; the verdict is the
+    worse of those on return and on success.
+    """
     workers: Annotated[int, ADVANCED, AT_LEAST_ONE] = 1
     """Number of processes that share the episodes; useful if environment steps are slow."""
 

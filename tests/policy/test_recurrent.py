@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import networks
+import require
 from quarl.calibration import quantize
 from quarl.engines import load, run_all
 from quarl.errors import QuarlError
@@ -40,7 +41,7 @@ def recurrent(request):
 
 @pytest.mark.parametrize("layer", ["lstm", "gru"])
 def test_float32_outputs_are_those_of_torch(layer):
-    torch = pytest.importorskip("torch")
+    torch = require.module("torch")
     policy = networks.recurrent(layer)
     module = getattr(torch.nn, layer.upper())(5, 12)
     for mine, theirs in zip(networks.recurrent_weights(layer), module.parameters(), strict=True):

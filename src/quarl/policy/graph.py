@@ -454,9 +454,8 @@ def check(policy: Policy) -> None:
     head, state = policy.head, policy.state.size
     expected: Shape = (sum(head.segments) or out[0] - state,) if head.is_discrete else (head.low.size,)
     expected = tuple(n * 2 for n in expected) if head.kind == "gaussian" else expected
-    joined = (
-        isinstance(policy.ops[-1], Concat) and 0 < head.width == out[0] - state and state < shapes_of[OBSERVATION][0]
-    )
+    joined = isinstance(policy.ops[-1], Concat) and policy.observation_dtype == "float32"
+    joined = joined and 0 < head.width == out[0] - state and state < shapes_of[OBSERVATION][0]
     if state and (len(out) + len(policy.observation_shape) != 2 or not joined or not np.isfinite(policy.state).all()):
         raise QuarlError(f"the state of {state} numbers does not follow the observation and the output")
     if len(out) != 1 or expected != (out[0] - state,) or (head.width and not state):
