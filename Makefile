@@ -14,7 +14,7 @@ STUDIES := atari ptq low-bits spread d4pg qat-bits qat-bits-falling qat-bits-lon
 	$(addprefix actorq-,staleness final-return throughput wide breakdown time-to-reward free-ratio) $(addprefix weight-decay-,0 1e-4 1e-3 1e-2)
 SCRIPTS := latency actor-loop eval-speed fidelity parity qat-correctness qat-cost study-speed install-size verdicts gpu-actorq \
 	cluster-simulation go1 off-path
-BENCHES := $(addprefix bench-,$(STUDIES) auto boards cluster distill-pong kinds paper-ptq robust $(SCRIPTS))
+BENCHES := $(addprefix bench-,$(STUDIES) auto boards cluster distill-pong kinds off-path-returns paper-ptq robust $(SCRIPTS))
 # Trained agents in the zoo's layout, and other policies as files; jobs and minutes of a call.
 AGENTS ?= ../shared/agents
 WILD ?= ../shared/agents-wild
@@ -114,6 +114,16 @@ bench-robust: $(VENV)/.dev
 	for run in acrobot lunarlander hopper halfcheetahbullet halfcheetah go1; do \
 		$(BIN)/python benchmarks/results.py runs/robust-$$run --command 'make bench-robust'; \
 	done
+
+bench-off-path-returns: $(VENV)/.dev
+	mkdir -p runs/off-path-returns
+	for agent in $(patsubst $(AGENTS)/%,%,$(wildcard $(AGENTS)/sb3/*/*_1) $(basename $(wildcard $(AGENTS)/sb2/*/*.pkl))); do \
+		set -- $$(echo $${agent%_1} | tr / ' '); for envelope in path env; do \
+			out=runs/off-path-returns/$$1-$$2-$$3.$$envelope; test -f $$out.json && continue; \
+			$(BIN)/quarl ptq $$2 $$3 -f $(AGENTS)/$$1 --bits fp32 8 4 2 --mode static --envelope $$envelope --episodes 50 -o $$out --json $$out.json; \
+		done; \
+	done
+	$(BIN)/python benchmarks/results.py runs/off-path-returns --command 'make bench-off-path-returns'
 
 bench-kinds: export PYTHONPATH = benchmarks
 bench-kinds: $(VENV)/.dev

@@ -59,6 +59,7 @@ TARGETS = {
     "chaos": "chaos",
     "chaos-checkpoint": "chaos",
     "fuzz": "fuzz",
+    "off-path-returns": "bench-off-path-returns",
     "robust-acrobot": "bench-robust",
     "robust-go1": "bench-robust",
     "robust-halfcheetah": "bench-robust",
