@@ -14,7 +14,8 @@ from quarl.engines import load, run_all
 from quarl.errors import QuarlError
 from quarl.policy import artifact
 from quarl.policy.graph import Policy
-from quarl.policy.operators import Mul, Rounded
+from quarl.policy.operators import Dense, Mul, Rounded
+from quarl.policy.recurrent import SEEN
 from quarl.quant.spec import EXACT, QuantSpec
 
 LAYERS = ("lstm", "gru", "gru-after")
@@ -82,6 +83,24 @@ def test_states_are_on_their_grids_and_int8_stays_near_float32(recurrent):
     assert not (outputs[:, count:] * 2**11 % 1).any()
     dynamic = quantize(policy, QuantSpec.parse("int8", mode="dynamic"), rows)
     assert np.sqrt(np.square(played(dynamic, "litert", observations)[0] - exact).mean()) < 0.02 * np.ptp(exact)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_wide_observations_beside_a_state_keep_their_weights(layer):
+    policy = networks.recurrent(layer)
+    small = [  # the columns of the observation
+        replace(op, weight=np.concatenate([op.weight[:, :5] / 256, op.weight[:, 5:]], axis=1))
+        if isinstance(op, Dense) and op.inputs[0].endswith(("joined", "both", SEEN))
+        else op
+        for op in policy.ops
+    ]
+    observations = 256 * np.random.default_rng(4).normal(size=(STEPS, 5)).astype(np.float32)
+    wide = replace(policy, ops=tuple(small))
+    exact, rows = played(quantize(wide, EXACT), "reference", observations)
+    quantized = quantize(wide, QuantSpec.parse("int8", mode="static"), rows)
+    outputs = played(quantized, "reference", observations)[0]
+    assert np.sqrt(np.square(outputs - exact)[:, :3].mean()) < 0.01 * np.ptp(exact[:, :3])
+    np.testing.assert_array_equal(played(quantized, "litert", observations)[0], outputs)
 
 
 def test_a_recurrent_policy_survives_its_file(recurrent):

@@ -15,6 +15,8 @@ from quarl.policy.operators import Activation, Concat, Dense, Flatten, Linear, N
 
 HOMOGENEOUS = ("relu", "leaky_relu", "prelu")
 """Functions with f(s x) = s f(x) for s > 0, through which the scale of a channel can pass."""
+FAR = 16.0
+"""Ratio of two factors from which on an input and a state are balanced; below it their common grid has enough bits."""
 NEGLIGIBLE = 2.0**-10
 """Share of the largest channel below which a channel is ignored, a quarter of an int8 step.
 
@@ -97,6 +99,11 @@ def balances(policy: Policy, values: Mapping[str, Array], alpha: float) -> list[
         weight = np.max(reads, axis=0)
         scale = factors(np.where(_negligible(extent) & _negligible(extent * weight), 0, extent), weight, alpha)
         names = tuple(op.name for op in consumers)
+        if joins_state(policy, source):
+            # C computes gates in integers, which products by other numbers than powers of two would end.
+            if scale.max() < FAR * scale.min():
+                continue
+            scale = 2.0 ** np.round(np.log2(scale))
         balanced.append(Balance(source, scale, None if chain is None else chain.name, names))
     return balanced
 
@@ -113,7 +120,7 @@ def readings(policy: Policy) -> Iterator[tuple[str, Linear | None, list[Linear]]
         consumers = [op for op in readers_of[source] if isinstance(op, Linear)]
         alone = len(consumers) == len(readers_of[source])
         chain = _producer(ops, readers_of, source) if alone else None
-        divides = source not in behind or (isinstance(ops[source], Concat) and not joins_state(policy, source))
+        divides = source not in behind or isinstance(ops[source], Concat)
         if chain is not None or (divides and all(isinstance(op, Dense) for op in consumers)):
             yield source, chain, consumers
 
