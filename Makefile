@@ -108,7 +108,7 @@ bench-robust: $(VENV)/.dev
 	$(BIN)/quarl robust $(AGENTS)/sb3/dqn/Acrobot-v1_1 $(NOISE_DELAY) LINK_MASS_2:0.5,2 --jobs $(JOBS) -o runs/robust-acrobot
 	$(BIN)/quarl robust $(AGENTS)/sb3/ppo/LunarLander-v2_1 $(NOISE_DELAY) gravity:0.8,1.1 --jobs $(JOBS) -o runs/robust-lunarlander
 	$(BIN)/quarl robust $(AGENTS)/sb3/a2c/Hopper-v3_1 $(NOISE_DELAY) $(DYNAMICS) control-hz:62.5,83.3,250 --jobs $(JOBS) -o runs/robust-hopper
-	$(BIN)/quarl robust $(AGENTS)/sb3/a2c/HalfCheetahBulletEnv-v0_1 $(NOISE_DELAY) --jobs $(JOBS) -o runs/robust-halfcheetahbullet
+	$(BIN)/quarl robust $(AGENTS)/sb3/a2c/HalfCheetahBulletEnv-v0_1 $(NOISE_DELAY) push:0.5,1,2 --jobs $(JOBS) -o runs/robust-halfcheetahbullet
 	$(BIN)/quarl robust $(AGENTS)/sb3/ppo/HalfCheetah-v3_1 $(NOISE_DELAY) $(DYNAMICS) control-hz:10,14.3,33.3 --jobs $(JOBS) -o runs/robust-halfcheetah
 	$(BIN)/quarl robust $(WILD)/onnx/playground-go1.onnx --env go1_joystick:Go1Joystick-v0 $(NOISE_DELAY) $(DYNAMICS) control-hz:31.25,41.7,83.3 --jobs $(JOBS) -o runs/robust-go1
 	for run in acrobot lunarlander hopper halfcheetahbullet halfcheetah go1; do \

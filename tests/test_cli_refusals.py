@@ -85,7 +85,7 @@ REFUSED = {
         "--levels delay:1.5": "--levels 'delay:1.5' is not NAME:LEVEL,... with numbers above 0, of whole steps",
         "--levels push:1 push:2": "--levels 'push:2' is not NAME:LEVEL,...",
         "--levels masspol:2 --env CartPole-v1": "no parameter 'masspol'; did you mean 'masspole'?; it has gravity, ",
-        "--levels control-hz:50 --env CartPole-v1": "push and control-hz require MuJoCo with a frame_skip",
+        "--levels control-hz:50 --env CartPole-v1": "control-hz requires MuJoCo with a frame_skip",
         "--episodes 9": "--episodes must be at least 10, below which every verdict is undecided, got 9",
         "--bits int9000": "weight bits must be 2..32, got 9000",
     },

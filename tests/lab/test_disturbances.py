@@ -105,6 +105,22 @@ def test_a_push_kicks_velocities_by_their_deviation_on_the_path(monkeypatch: pyt
     assert not np.any(np.array(kicks)[:, 1])
 
 
+def test_a_push_kicks_the_joints_of_a_robot_in_pybullet(monkeypatch: pytest.MonkeyPatch):
+    require.module("pybullet_envs_gymnasium")
+    monkeypatch.setattr(disturbances, "PUSH_STEPS", 1)
+    env = disturbed("HalfCheetahBulletEnv-v0", {"push": 2.0}, push=np.array([3.0, *[0.0] * 5]))
+    env.reset(seed=1)
+    before, met = disturbances.velocities(env.unwrapped), []
+    positions = [joint.get_position() for joint in env.unwrapped.robot.ordered_joints]
+    env.env.step = lambda action: met.append(disturbances.velocities(env.unwrapped)) or ((), 0, 0, 0, {})
+    for _ in range(400):
+        env.step(np.zeros(6))
+    pushes = np.diff([before, *met], axis=0)
+    assert pushes[:, 0].std() == pytest.approx(6.0, rel=0.15)
+    assert not pushes[:, 1:].any()
+    assert positions == [joint.get_position() for joint in env.unwrapped.robot.ordered_joints]
+
+
 def test_images_take_no_noise():
     pixels = gymnasium.spaces.Box(0, 255, (8, 8, 3), np.uint8)
     env = gymnasium.wrappers.TransformObservation(gymnasium.make("CartPole-v1"), lambda seen: seen, pixels)

@@ -72,8 +72,10 @@ class Disturbance(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._dtype = env.observation_space.dtype
         if NOISE in levels and (self._dtype is None or self._dtype.kind != "f"):
             raise QuarlError(f"{NOISE} requires observations of float numbers, and {name_of(env)} gives {self._dtype}")
-        if levels.keys() & {PUSH, CONTROL_HZ} and not is_mujoco(self._base):
-            raise QuarlError(f"{PUSH} and {CONTROL_HZ} require MuJoCo with a frame_skip, and {name_of(env)} has none")
+        if CONTROL_HZ in levels and not is_mujoco(self._base):
+            raise QuarlError(f"{CONTROL_HZ} requires MuJoCo with a frame_skip, and {name_of(env)} has none")
+        if PUSH in levels and not (is_mujoco(self._base) or hasattr(self._base, "robot")):
+            raise QuarlError(f"{PUSH} requires MuJoCo with a frame_skip, or PyBullet, and {name_of(env)} has neither")
         self._noise, self._push = (
             levels[name] * scales.get(name, np.ones(1)) if name in levels else None for name in (NOISE, PUSH)
         )
@@ -93,9 +95,9 @@ class Disturbance(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         if self._path is not None:
-            self._path.append(self._base.data.qvel.copy())
+            self._path.append(velocities(self._base))
         elif self._push is not None and self._rng.random() < 1 / PUSH_STEPS:
-            self._base.data.qvel[:] += self._push * self._rng.standard_normal(self._push.shape)
+            kick(self._base, self._push * self._rng.standard_normal(self._push.shape))
         self._queue.extend(copy.copy(action) for _ in range(1 if self._queue else self._delay + 1))
         observation, *rest = self.env.step(self._queue.popleft())
         return self._observed(observation), *rest
@@ -111,8 +113,25 @@ def is_mujoco(base: Any) -> bool:
     return all(hasattr(base, name) for name in ("model", "data", "frame_skip"))
 
 
+def velocities(base: Any) -> Array:
+    """Return all velocities of MuJoCo, or those of the joints that PyBullet's robot moves."""
+    if is_mujoco(base):
+        return np.array(base.data.qvel)
+    return np.array([joint.get_velocity() for joint in base.robot.ordered_joints])
+
+
+def kick(base: Any, change: Array) -> None:
+    """Add `change` to the velocities, as `velocities` lists them."""
+    if is_mujoco(base):
+        base.data.qvel[:] += change
+        return
+    for joint, more in zip(base.robot.ordered_joints, change, strict=True):
+        position, velocity = joint.get_state()
+        joint.set_state(position, velocity + more)
+
+
 def velocity_deviations(policy: Policy, environment: Environment, seed: int) -> Array:
-    """Return the standard deviation of each velocity of MuJoCo in the policy's own episodes.
+    """Return the standard deviation of each velocity, as `velocities` lists them, in the policy's own episodes.
 
     Args:
         policy: The policy.
