@@ -100,6 +100,7 @@ class Agent:
         observation_dtype: Literal["float32", "uint8"] = "float32",
         output: int | None = None,
         state: tuple[Any, ...] = (),
+        normalize: Any = None,
     ) -> Agent:
         """Return an agent whose network is `module`.
 
@@ -115,9 +116,14 @@ class Agent:
             output: Index, from 0, of the policy's output if the module returns several tensors; None if it returns one.
             state: Arguments of the module after the observation at the start of an episode: arrays or tuples of
                 arrays, in their shapes for one observation. It returns the next ones after its output, in this order.
+            normalize: Statistics of the observations that the module reads normalized, as in
+                clip((x - mean) / sqrt(var + epsilon), -clip, clip): a mapping, an object such as `obs_rms` of
+                gymnasium's NormalizeObservation, or the path of an .npz file, with mean and var in the shape of an
+                observation. Optional entries are clip (10; infinity does not clip) and epsilon (1e-8).
 
         Raises:
-            UnsupportedError: A layer has no counterpart; the message names it.
+            QuarlError: The statistics are unusable, or belong to another observation.
+            UnsupportedError: A layer has no counterpart; the message names it. The module has no forward.
 
         >>> quarl.from_module(torch.nn.Linear(4, 2), observation=(4,), head=gymnasium.spaces.Discrete(2))
         Agent(fp32, 4-2, 8 weights)
@@ -130,7 +136,7 @@ class Agent:
             fields = observe(from_live(observation, "observation"), "observation").fields
         else:
             fields = {"observation_shape": observation, "observation_dtype": observation_dtype}
-        return cls(from_module(module, **fields, head=head, output=output, state=state))
+        return cls(from_module(module, **fields, head=head, output=output, state=state, normalize=normalize))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.policy,)  # every process loads its own engines and lock

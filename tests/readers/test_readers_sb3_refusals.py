@@ -225,7 +225,7 @@ def test_statistics_must_be_finite_and_of_the_observation_s_shape(run: Path):
         assert word in refusal(run)
     normalizer.obs_rms.var, normalizer.epsilon = np.ones(3), -1.0
     path.write_bytes(pickle.dumps(normalizer))
-    assert "has no usable epsilon and clip_obs; save it again" in refusal(run)
+    assert "has no usable epsilon, from 0 on, and clip, above 0; save it again" in refusal(run)
     normalizer.epsilon = 1e-8
     normalizer.obs_rms.mean, normalizer.obs_rms.var = np.zeros(5), np.ones(5)
     path.write_bytes(pickle.dumps(normalizer))

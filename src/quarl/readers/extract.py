@@ -6,6 +6,7 @@ import copy
 import importlib
 import inspect
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -24,7 +25,7 @@ from quarl.policy.operators import OBSERVATION, Normalize, Op, Scale
 from quarl.policy.trained import KEY, as_trained, is_prepared
 from quarl.readers.aten import evaluating
 from quarl.readers.fold import fold_renorm
-from quarl.readers.normalizer import Statistics, from_wrapper
+from quarl.readers.normalizer import Statistics, from_arrays, from_wrapper, in_front
 from quarl.readers.observation import front, normalizers, observe
 from quarl.readers.plain_spaces import Box, action_head, as_pairs, from_live
 from quarl.readers.sb3 import SBX
@@ -32,6 +33,8 @@ from quarl.readers.sb3_network import CLASSES, LAYOUTS, ON_POLICY, SAC, Paramete
 from quarl.readers.trace import remembered, trace
 from quarl.readers.zoo import VEC_FRAME_STACK, samples_actions
 
+ACTORS = ("actor_mean", "actor")
+"""Parts of CleanRL's PPO agents that compute an action's values or scores."""
 PROBES = 8
 """Number of random observations on which the model's own `predict` must agree with the extracted network."""
 WATCHING = ("Monitor", "RecordEpisodeStatistics", "AtariWrapper", "NormalizeObservation")
@@ -58,6 +61,7 @@ def from_module(
     inputs: tuple[Input, ...] = (),
     output: int | None = None,
     state: tuple[Any, ...] = (),
+    normalize: Any = None,
 ) -> Policy:
     """Return the policy that `module` computes: one output row for each observation of `observation_shape`.
 
@@ -69,8 +73,10 @@ def from_module(
         inputs: Parts of an observation that is a row of several.
         output: Index of the output among several returned tensors, as in `trace`.
         state: State at the start of an episode, as in `trace.remembered`.
+        normalize: Statistics with which observations are normalized before the module, as in `normalizer.from_arrays`.
 
     Raises:
+        QuarlError: The module has no forward, or the statistics belong to another observation.
         UnsupportedError: The module calls an operator outside the set; the error names the first one and its module.
     """
     module = module.module() if isinstance(module, torch.export.ExportedProgram) else module
@@ -80,20 +86,30 @@ def from_module(
         raise UnsupportedError(
             "the module is of a model that quantization-aware training rounds: give the model to quarl.from_sb3"
         )
+    if getattr(module.forward, "__func__", None) is nn.Module.forward:
+        parts = [name for name in ACTORS if hasattr(module, name)] or [name for name, _ in module.named_children()]
+        raise UnsupportedError(
+            f"{type(module).__name__} has no forward, so its action is unknown: give the part that computes it, as in "
+            f"quarl.from_module(agent.{parts[0] if parts else 'actor'}, ...), or write a forward"
+        )
     state, shape = state if isinstance(state, tuple) else (state,), tuple(observation_shape)
-    scores, fields = head.kind == "argmax", dict[str, Any]()
+    norm = None if normalize is None else from_arrays(normalize, shape)
+    source = str(normalize) if isinstance(normalize, str | os.PathLike) else "" if norm is None else "given statistics"
+    scores, fields, dtype = head.kind == "argmax", dict[str, Any](), observation_dtype if norm is None else "float32"
     if state or (list(module.buffers()) and not isinstance(module, torch.fx.GraphModule)):
-        fields = remembered(module, shape, observation_dtype, state, scores=scores, output=output)
+        fields = remembered(module, shape, dtype, state, scores=scores, output=output)
     if not fields:
-        ops = trace(module, [(OBSERVATION, shape)], observation_dtype, scores=scores, output=output)
+        ops = trace(module, [(OBSERVATION, shape)], dtype, scores=scores, output=output)
         ops, head = _into_head(ops, head)
         fields = {"observation_shape": shape, "ops": tuple(ops)}
+    if norm is not None:
+        fields["ops"] = in_front(norm, fields["ops"])
     return Policy(
         head=replace(head, width=fields.pop("width", 0)),
         **fields,
         observation_dtype=observation_dtype,
         inputs=inputs,
-        provenance=Provenance(origin="module"),
+        provenance=Provenance(origin="module", statistics=source),
     )
 
 

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, first_line
+from quarl.inert.npz import read_npz
 from quarl.inert.objects import Inert
 from quarl.inert.pickle import read_pickle
 from quarl.inert.zip import read_bytes
 from quarl.policy.graph import Policy
-from quarl.policy.operators import OBSERVATION, Normalize, Slice
+from quarl.policy.operators import OBSERVATION, Normalize, Op, Shape, Slice
+from quarl.policy.recurrent import SEEN
 
 Statistics = Normalize | Mapping[str, Normalize]
 """Statistics of one array, or by key for the arrays of a Dict, some of which may have none."""
 NAME = f"{OBSERVATION}.normalize"
 FLAGS, BOUNDS = ("norm_obs", "norm_reward"), ("clip_obs", "clip_reward", "epsilon")
 """Boolean and numeric arguments of VecNormalize."""
+ENTRIES = ("mean", "var", "clip", "epsilon", "count")
+"""Names of a caller's statistics; the count is not used."""
 PICKLE_BYTES = 2**28
 """Largest pickle of statistics in bytes.
 
@@ -83,6 +90,47 @@ def from_wrapper(wrapper: Any) -> Statistics | None:
     return _normalize({"clip_obs": np.inf, **vars(wrapper)}, f"the model's {type(wrapper).__name__}")
 
 
+def from_arrays(given: Any, shape: Shape) -> Normalize:
+    """Return the operator of a caller's observation statistics.
+
+    Args:
+        given: A mapping, an object or the path of an .npz file with mean and var, and optionally clip and epsilon.
+        shape: Shape of an observation.
+
+    Raises:
+        QuarlError: An entry is missing, unknown or unusable, or the statistics belong to another observation.
+    """
+    where = "normalize"
+    if isinstance(given, str | os.PathLike):
+        where = os.fspath(given)
+        given = read_npz(read_bytes(Path(where), limit_bytes=PICKLE_BYTES), where)
+    if not isinstance(given, Mapping):
+        given = {name: getattr(given, name) for name in ENTRIES if hasattr(given, name)}
+    if unknown := [str(name)[:60] for name in given if name not in ENTRIES]:
+        raise QuarlError(f"{where} has the unknown entry {unknown[0]!r} (known: {', '.join(ENTRIES)})")
+    if missing := [name for name in ENTRIES[:2] if name not in given]:
+        raise QuarlError(f"{where} has no {missing[0]}: give mean and var, as in normalize=env.obs_rms")
+    try:
+        values = {name: np.asarray(value) for name, value in {"clip": 10.0, "epsilon": 1e-8, **given}.items()}
+    except (TypeError, ValueError, RuntimeError) as error:  # ragged lists, and tensors on a GPU or with a gradient
+        raise QuarlError(f"{where} has an entry that is not an array of numbers: {first_line(error)[:200]}") from None
+    for name in ("mean", "var"):
+        if values[name].shape != shape:
+            raise QuarlError(f"{where} has {name} of shape {values[name].shape}, but the module observes {shape}")
+    running = SimpleNamespace(mean=values["mean"], var=values["var"])
+    operator = _operator({"epsilon": values["epsilon"], "clip_obs": values["clip"]}, running, where)
+    return replace(operator, name=f"{OBSERVATION}.statistics")  # a module that normalizes itself has the usual name
+
+
+def in_front(norm: Normalize, ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    """Return the operators with `norm` between the observation, without any state, and those that read it."""
+    source = SEEN if ops[0].name == SEEN else OBSERVATION
+    norm = replace(norm, inputs=(source,))
+    behind = [replace(op, inputs=tuple(norm.name if name == source else name for name in op.inputs)) for op in ops]
+    behind.insert(source == SEEN, norm)
+    return tuple(behind)
+
+
 def _attributes(value: Any) -> Mapping[Any, Any]:
     """Return the attributes by name of a live object or one read as data; empty for anything else."""
     return value.attributes if isinstance(value, Inert) else getattr(value, "__dict__", {})
@@ -135,9 +183,9 @@ def _operator(wrapper: Mapping[Any, Any], running: Any, where: str) -> Normalize
     values: list[Any] = [statistics.get("mean"), statistics.get("var"), wrapper.get("epsilon"), wrapper.get("clip_obs")]
     mean, variance, epsilon, clip = values
     if not _real(mean) or not _real(variance) or np.shape(mean) != np.shape(variance):
-        raise QuarlError(f"{where} has no mean and variance of observations; save it again")
-    if not _real(epsilon) or not _real(clip) or np.ndim(epsilon) or np.ndim(clip) or epsilon < 0 or not clip > 0:
-        raise QuarlError(f"{where} has no usable epsilon and clip_obs; save it again")
+        raise QuarlError(f"{where} has no mean and variance of observations in real numbers; save it again")
+    if not _real(epsilon) or not _real(clip) or np.ndim(epsilon) or np.ndim(clip) or not epsilon >= 0 or not clip > 0:
+        raise QuarlError(f"{where} has no usable epsilon, from 0 on, and clip, above 0; save it again")
     mean, variance = np.array(mean, np.float64), np.array(variance, np.float64)
     if not (np.isfinite(mean).all() and np.isfinite(variance).all()):
         raise QuarlError(f"{where}: the observation statistics hold NaN or infinity; they cannot be used")
