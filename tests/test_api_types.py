@@ -90,7 +90,7 @@ def test_help_shows_what_the_package_offers_with_its_types(tmp_path):
 
 def test_the_package_lists_what_it_offers_and_imports_none_of_it_before_it_is_used(tmp_path):
     code = "import quarl, sys; print({*quarl.__all__} <= {*dir(quarl)}, 'numpy' in sys.modules, *quarl.__all__)"
-    said = "True False Agent QuarlError actorq distill evaluate from_module from_sb3 load ptq"
+    said = "True False Agent QuarlError actorq compare distill evaluate from_module from_sb3 load ptq scheme"
     assert _python("-c", code, cwd=tmp_path).split() == said.split()
 
 

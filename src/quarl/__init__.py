@@ -9,9 +9,21 @@ from __future__ import annotations
 
 import importlib
 
-__all__ = ["Agent", "QuarlError", "actorq", "compare", "distill", "evaluate", "from_module", "from_sb3", "load", "ptq"]
+__all__ = [
+    "Agent",
+    "QuarlError",
+    "actorq",
+    "compare",
+    "distill",
+    "evaluate",
+    "from_module",
+    "from_sb3",
+    "load",
+    "ptq",
+    "scheme",
+]
 __version__ = "0.1.0"
-MODULES = {"QuarlError": "errors", "compare": "comparison", "ptq": "post_training.table"}
+MODULES = {"QuarlError": "errors", "compare": "comparison", "ptq": "post_training.table", "scheme": "quant.schemes"}
 """Module of a name, if that is not `api`."""
 
 

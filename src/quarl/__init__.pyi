@@ -12,6 +12,7 @@ from quarl.commands.actorq_run import ActorQRun
 from quarl.comparison import compare as compare
 from quarl.errors import QuarlError as QuarlError
 from quarl.post_training.table import ptq as ptq
+from quarl.quant.schemes import scheme as scheme
 
 __version__: str
 

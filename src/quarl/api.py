@@ -30,6 +30,7 @@ from quarl.files import write_bytes
 from quarl.policy import artifact
 from quarl.policy.graph import ActionHead, Policy, QuantizedPolicy, in_words, is_quantized
 from quarl.policy.inputs import layout
+from quarl.quant.schemes import typed_by_user
 from quarl.quant.spec import EXACT, Mode, QuantSpec
 from quarl.readers.load import read
 from quarl.readers.normalizer import outside, sentence
@@ -199,6 +200,7 @@ class Agent:
                 note(f"the policy is {own.in_words} already: its codes and grids are kept")
                 return self
             raise QuarlError(f"this policy is {own.in_words} already; quantize the fp32 one")
+        scheme = typed_by_user(scheme)
         spec = QuantSpec.parse(precision, scheme=scheme, mode=mode, symmetric_activations=symmetric_activations)
         policy, environment = in_environment(self.policy, **where)
         covered = asked(policy, envelope, mode)

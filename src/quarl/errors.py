@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import functools
+import importlib
 import os
 import re
 import sys
@@ -123,6 +124,25 @@ class MissingEnvironmentError(QuarlError):
 
 class MissingPackageError(QuarlError):
     """A package of an extra that is not installed."""
+
+
+def own_module(module: str, wanted: str, kind: type[QuarlError] = QuarlError) -> None:
+    """Import a module of the user's own, whose name the user typed; it may be in the working directory.
+
+    Args:
+        module: Name of the module.
+        wanted: Its purpose, for the error message.
+        kind: Class of the error if the import fails.
+    """
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
+    try:
+        importlib.import_module(module)
+    except QuarlError:
+        raise
+    except RAISED as error:  # the user's code may raise any exception
+        reason = str(error).partition("\n")[0]
+        raise kind(f"cannot import {module!r} for {wanted}: {type(error).__name__}: {reason}") from error
 
 
 @contextlib.contextmanager

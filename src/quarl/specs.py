@@ -30,10 +30,11 @@ from quarl.fields import (
     Bound,
     shown,
 )
+from quarl.quant import schemes
 from quarl.quant.spec import EDGES, SCHEMES, Mode, QuantSpec
 
 EngineName = Literal["litert", "onnx", "torch", "reference"]
-SCHEME_HELP = f"How weights become codes: {', '.join(SCHEMES)}."
+SCHEME_HELP = f"How weights become codes: {', '.join(SCHEMES)}; or your own, as in my_module:my_scheme."
 Flag = FlagCreatePairsOff[bool]
 Edges = Annotated[str, shown("N|same"), QUANTISATION]
 NumEpisodes = Annotated[int | Literal["auto"], shown("N|auto"), AT_LEAST_ONE]
@@ -198,6 +199,8 @@ class PtqSpec(ComparisonSpec):
     """Quantity that --auto minimizes; latency is measured on this machine, with 8 and 4 bits, which have kernels."""
 
     def check(self) -> None:
+        for name in self.scheme:
+            schemes.typed_by_user(name)
         super().check()
         if self.auto and len(self.scheme) > 1:
             raise QuarlError(f"--auto requires a single --scheme, got {' '.join(self.scheme)}: keep one")

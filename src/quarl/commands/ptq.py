@@ -43,7 +43,7 @@ def run(config: PtqConfig) -> int:
         about = model.told(config, policy, cells[0].evaluation, meter.cost)
         for cell in cells:  # each scheme has its own file if there are several
             alone = len(config.scheme) == 1 or cell.policy.spec.float_type
-            name = cell.row.precision if alone else f"{cell.row.precision}-{cell.row.scheme}"
+            name = cell.row.precision if alone else f"{cell.row.precision}-{cell.row.scheme.replace(':', '.')}"
             artifact.write(cell.policy, folder / f"{name}.safetensors")
         rows = [cell.row for cell in cells]
         heading = f"{'Returns' if recorded is None else 'Fidelity'}, latency and size"

@@ -28,6 +28,7 @@ from quarl.config.train import TrainConfig
 from quarl.config.trained_policy import ModelConfig
 from quarl.errors import QuarlError
 from quarl.fields import ADVANCED, AT_LEAST_ONE, OUTPUT, QUANTISATION, shown
+from quarl.quant.schemes import typed_by_user
 from quarl.quant.spec import QuantSpec
 from quarl.specs import SCHEME_HELP, SEED, EngineName, Flag
 
@@ -75,7 +76,7 @@ class PlayConfig(ModelConfig):
 
     def check(self) -> None:
         super().check()
-        QuantSpec.parse(self.bits, scheme=self.scheme)
+        QuantSpec.parse(self.bits, scheme=typed_by_user(self.scheme))
         if self.record is not None and self.record.suffix not in VIDEOS:
             raise QuarlError(f"--record {self.record} is not a video: use a file name with {' or '.join(VIDEOS)}")
         for package in ("matplotlib", *(("pygame",) if self.record is None else VIDEOS[self.record.suffix])):
@@ -110,7 +111,7 @@ class InspectConfig(ModelConfig):
 
     def check(self) -> None:
         super().check()
-        QuantSpec.parse(self.bits, scheme=self.scheme)
+        QuantSpec.parse(self.bits, scheme=typed_by_user(self.scheme))
 
     def check_model(self) -> None:
         for words in self.models() if self.folder is not None else ():

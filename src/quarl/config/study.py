@@ -55,7 +55,7 @@ class StudyRunConfig(Config):
     retry_failed: Flag = False
     """Repeat cells that failed."""
     env_module: Annotated[str | None, shown("MODULE"), ENVIRONMENT] = None
-    """Your own module, imported to register environments of the study. Study files cannot name a module."""
+    """Your own module, imported for environments and schemes of the study. Study files cannot import a module."""
     output: Output = FOLDER
     """Folder of the study: its rows, trained agents, and later its report."""
 

@@ -43,6 +43,8 @@ def symmetric(op: Linear, runtime: str) -> QuantizedTensor:
         raise UnsupportedError(f"{runtime} runs weights of 8 bits or fewer only, layer {op.name!r} has others")
     if weight.zero_point.any():
         raise UnsupportedError(f"{runtime} runs symmetric weights only, layer {op.name!r} has affine ones")
+    if weight.codes.min(initial=0) < -127:  # kernels that add two products in 16 bits would overflow
+        raise UnsupportedError(f"{runtime} runs symmetric weights only, layer {op.name!r} has the code -128")
     return weight
 
 

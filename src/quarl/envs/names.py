@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import os
 import re
-import sys
 import warnings
 
 from gymnasium.envs.registration import EnvSpec, registry
 
 from quarl.envs.suites import ATARI, LISTED, TASKS, is_tombstone, missing_extra, modern, suite_of
-from quarl.errors import RAISED, MissingEnvironmentError, QuarlError
+from quarl.errors import MissingEnvironmentError, QuarlError, own_module
 
 MODULE_ID = re.compile(r"[\w.]+:[^:,]+")
 """gymnasium's form of an id whose environment a module of the user registers."""
@@ -72,7 +70,7 @@ def of_module(module: str, env_id: str) -> str:
 
     The user typed the module. Environments of gymnasium and of the suites keep their ids.
     """
-    _import(module, f"{module}:{env_id}")
+    own_module(module, f"{module}:{env_id}", MissingEnvironmentError)
     spec = registry.get(env_id)
     if spec is None or is_tombstone(spec) or env_id in LISTED:
         return env_id
@@ -84,7 +82,7 @@ def find(env_id: str) -> EnvSpec:
     """Return the registration of a current id, after importing its suite or the user's module."""
     if MODULE_ID.fullmatch(env_id):
         module, name = env_id.split(":")
-        _import(module, env_id)
+        own_module(module, env_id, MissingEnvironmentError)
         if name not in registry:
             raise QuarlError(f"module {module!r} registers no environment {name!r}; call gymnasium.register in it")
         return registry[name]
@@ -102,19 +100,6 @@ def find(env_id: str) -> EnvSpec:
         except ImportError:
             raise missing_extra(env_id, suite) from None
     return registry[env_id]
-
-
-def _import(module: str, env_id: str) -> None:
-    """Import the user's own module, which registers environments; it may be in the working directory."""
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)
-    try:
-        importlib.import_module(module)
-    except RAISED as error:  # the user's code may raise any exception
-        reason = str(error).partition("\n")[0]
-        raise MissingEnvironmentError(
-            f"cannot import {module!r} for {env_id}: {type(error).__name__}: {reason}"
-        ) from error
 
 
 def is_atari(env_id: str) -> bool:

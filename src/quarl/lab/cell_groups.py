@@ -12,9 +12,8 @@ import numpy as np
 from quarl import stats
 from quarl.arrays import Array
 from quarl.lab.cells import DISTILL, DONE, FP32, PTQ, QAT, UNTRAINED, AgentName
-from quarl.lab.rows import both_successes, returns
+from quarl.lab.rows import both_successes, returns, spec_of
 from quarl.lab.store import Record
-from quarl.quant.spec import QuantSpec
 from quarl.rows import by
 from quarl.specs import ComparisonSpec
 from quarl.stats import NO_VERDICT, Interval, Verdict, as_fields
@@ -137,5 +136,4 @@ def bits_of(record: Record) -> int | None:
 
     Everything else returns None, w4a4 too: widths are compared only if nothing else differs.
     """
-    spec = QuantSpec.parse(record.precision, scheme=record.scheme)
-    return spec.weight_bits if record.method == PTQ and record.precision.startswith("int") else None
+    return spec_of(record).weight_bits if record.method == PTQ and record.precision.startswith("int") else None

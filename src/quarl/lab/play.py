@@ -33,6 +33,7 @@ from quarl.lab.source import FILE, check_file
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
 from quarl.policy.operators import as_float32
+from quarl.quant.schemes import typed_by_user
 from quarl.quant.spec import QuantSpec
 from quarl.readers import load
 
@@ -121,6 +122,13 @@ def calibration(
     return observations
 
 
+def _spec(cell: Cell) -> QuantSpec:
+    """Return the cell's precision, whose scheme the user has typed: its code is imported in this process, too."""
+    spec = QuantSpec.from_json(cell.work["spec"])
+    typed_by_user(spec.scheme.name)
+    return spec
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyWorker:
     """The policy and calibration observations that all cells of an agent and a seed share."""
@@ -133,12 +141,13 @@ class PolicyWorker:
     def prepare(self, cell: Cell) -> None:
         """Quantize here as the cell would, so that later cells find the result."""
         self._environment(cell)
-        self.calibrated.prepare(QuantSpec.from_json(cell.work["spec"]))
+        self.calibrated.prepare(_spec(cell))
 
     def run(self, cell: Cell) -> dict[str, Any]:
         """Play the policy in the cell's precision, and return the result with statistics of the float weights."""
-        policy = quantised(self.calibrated, QuantSpec.from_json(cell.work["spec"]))
-        return {**returns(policy, cell.work, self._environment(cell)), **weights(self.calibrated.policy)}
+        policy, code = quantised(self.calibrated, spec := _spec(cell)), spec.scheme.source
+        played = returns(policy, cell.work, self._environment(cell))
+        return {**played, **weights(self.calibrated.policy), **({"scheme_source": code} if code else {})}
 
     def _environment(self, cell: Cell) -> Environment:
         """Return the environment with the cell's disturbance, in units of deviations on the float policy's path."""

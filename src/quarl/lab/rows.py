@@ -13,7 +13,7 @@ from quarl.arrays import Array
 from quarl.judging import judged
 from quarl.lab.cells import ACTORQ, DONE, FP32, NA, NAMES, RUNNING, STATES, TODO, TRAIN, AgentName, Named
 from quarl.lab.store import Record
-from quarl.quant.spec import QuantSpec
+from quarl.quant.spec import SCHEMES, QuantSpec
 from quarl.rows import (
     VERDICTS,
     Column,
@@ -134,6 +134,11 @@ def returns(record: Record) -> Array:
     return np.asarray(record.result["returns"], np.float64)
 
 
+def spec_of(record: Record) -> QuantSpec:
+    """Return the precision of a cell; a scheme of the user's own is not imported, and has the default's widths."""
+    return QuantSpec.parse(record.precision, scheme=record.scheme if record.scheme in SCHEMES else "default")
+
+
 def both_successes(exact: Record, record: Record) -> tuple[Array, Array] | None:
     """Return the successes of two cells, bool [episodes] each; None unless both have one for each return."""
     both = [np.array(each.result.get("successes") or [], np.bool_) for each in (exact, record)]
@@ -152,7 +157,7 @@ def _agent(record: Record) -> tuple[Any, ...]:
 
 
 def _row(record: Record, exact: Record | None, training: Mapping[str, Any], margin_pct: float) -> CellRow:
-    spec = QuantSpec.parse(record.precision, scheme=record.scheme)
+    spec = spec_of(record)
     row: dict[str, Any] = dict.fromkeys(field.name for field in fields(CellRow))
     row |= {name: getattr(record, name) for name in (*NAMES, "state", "episodes", "seconds")}
     row |= {"bits_weights": spec.weight_bits, "bits_activations": spec.activation_bits or 32, "margin_pct": margin_pct}

@@ -26,6 +26,7 @@ from quarl.lab.store import Record, Store
 from quarl.processes.inside import Result
 from quarl.processes.pool import Bounds, Ended, LocalPool
 from quarl.processes.signals import Interrupts
+from quarl.quant.spec import SCHEMES
 from quarl.readers import zoo
 
 if TYPE_CHECKING:
@@ -84,6 +85,13 @@ def measure(
         The records, the number of cells left, and the signal.
     """
     with Store(folder, create=True) as store:
+        for record in store.records():
+            before, code = record.result.get("scheme_source"), SCHEMES.get(record.scheme)
+            if before is not None and code is not None and code.source != before:
+                raise QuarlError(
+                    f"the code of scheme {record.scheme!r} has changed since cells in {folder} were measured: restore "
+                    "it, or choose another folder with -o"
+                )
         store.ask(study.name, study.document, __version__, cells)
         if retry_failed:
             states = store.states()

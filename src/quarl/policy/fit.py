@@ -8,14 +8,15 @@ import ml_dtypes
 import numpy as np
 
 from quarl.arrays import Array
-from quarl.errors import QuarlError, note_once
+from quarl.errors import RAISED, QuarlError, in_one_line, note_once
 from quarl.policy.operators import Conv2d, Linear, QuantizedTensor, as_float32
 from quarl.quant import affine
 from quarl.quant.affine import TINY, QParams, choose_qparams, quarl_2020
 from quarl.quant.observers import observe
 from quarl.quant.packing import storage_dtype
 from quarl.quant.rounding import gptq, output_aware_qparams, second_moment
-from quarl.quant.spec import QuantSpec
+from quarl.quant.schemes import FUNCTIONS
+from quarl.quant.spec import QuantSpec, integer_range
 
 FLOAT_TYPES = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
 SHRINKS = np.linspace(1.0, 0.3, 15)
@@ -65,6 +66,8 @@ def nearest(op: Linear, spec: QuantSpec, least: Array | None = None) -> Linear:
     """
     weight = as_float32(op.weight).reshape(op.weight.shape[0], -1)
     scheme = spec.scheme
+    if scheme.source:
+        return _by_function(op, spec, least)
     if scheme.original:
         # The original treated convolutions per output channel and everything else per tensor.
         rows = weight if isinstance(op, Conv2d) else weight.reshape(1, -1)
@@ -85,6 +88,33 @@ def nearest(op: Linear, spec: QuantSpec, least: Array | None = None) -> Linear:
         grid = _of_channels(q, channels) if scheme.per_channel else q
         codes[channels] = affine.quantize(weight[channels].astype(wide, copy=False), grid)
     return with_codes(op, codes, q, spec.weight_bits)
+
+
+def _by_function(op: Linear, spec: QuantSpec, least: Array | None) -> Linear:
+    """Return the layer with the codes of the user's function; raise QuarlError if they are not on its grid."""
+    name, weight = spec.scheme.name, as_float32(op.weight)
+    if (function := FUNCTIONS.get(spec.scheme)) is None:
+        raise QuarlError(f"the code of scheme {name!r} is not imported here, or has changed: quantize the fp32 policy")
+    try:
+        codes, scale, zero_point = (np.asarray(part, np.float64) for part in function(weight.copy(), spec.weight_bits))
+    except RAISED as error:  # the user's code may raise any exception
+        raise QuarlError(f"scheme {name!r} failed at layer {op.name!r}: {in_one_line(error)}") from error
+    low, high = integer_range(spec.weight_bits, symmetric=False)
+    wrong = ""
+    if codes.shape != weight.shape:
+        wrong = f"codes of shape {codes.shape} for weights of shape {weight.shape}"
+    elif not scale.shape == zero_point.shape == weight.shape[:1]:
+        wrong = f"scales {scale.shape} and zero points {zero_point.shape}: use one each for {len(weight)} channels"
+    elif not ((scale >= TINY) & (scale <= np.finfo(np.float32).max)).all():
+        wrong = "scales that are not positive and finite in float32"
+    elif not all(((part == np.rint(part)) & (part >= low) & (part <= high)).all() for part in (codes, zero_point)):
+        wrong = f"codes or zero points that are not integers in {low}..{high}"
+    elif least is not None and ((scale < least) & (codes != zero_point[:, None]).any(axis=1)).any():
+        wrong = "scales too small for the bias in static mode: use dynamic mode"
+    if wrong:
+        raise QuarlError(f"scheme {name!r} returns, for layer {op.name!r} at {spec.weight_bits} bits, {wrong}")
+    scale = scale if least is None else np.maximum(scale, least)  # that of a row of zeros is arbitrary
+    return with_codes(op, codes, QParams(scale, zero_point, low, high), spec.weight_bits)
 
 
 def _at_least(q: QParams, rows: Array, least: Array | None) -> QParams:

@@ -21,6 +21,7 @@ from quarl.policy.graph import is_quantized
 from quarl.post_training.layer_bits import choose
 from quarl.post_training.measure import PtqRow
 from quarl.progress import progress
+from quarl.quant.schemes import typed_by_user
 from quarl.quant.spec import Mode
 from quarl.report import assessment, schema, tables
 from quarl.specs import PATH, EngineName, PtqSpec
@@ -171,7 +172,7 @@ def ptq(
     spec = PtqSpec(
         bits=tuple(map(str, words)),
         edge_bits=str(edge_bits),
-        scheme=(scheme,),
+        scheme=(typed_by_user(scheme),),
         mode=mode,
         symmetric_activations=symmetric_activations,
         engine=engine,

@@ -20,6 +20,8 @@ Mode = Literal["dynamic", "static"]
 FLOAT_BITS = {"fp32": 32, "fp16": 16, "bf16": 16}
 SMALLEST, LARGEST = 2, 16
 """Range of bits that can be trained for."""
+OWN = re.compile(r"([\w.]+):([\w-]+)")
+"""Name of a scheme of the user's own: its module, and its name there."""
 EDGES = "8"
 """Default of --edge-bits, and of a bare width in verbs without it and in Python."""
 MIXED = "mixed"
@@ -51,6 +53,8 @@ class Scheme:
     """Weights of up to this width use a grid without a level at 0 (quant.affine.MID_RISE)."""
     original: bool = False
     """The 2020 formula: grid anchored at 0, no clipping, up to 2**n + 1 levels; weights only."""
+    source: str = ""
+    """sha256 of the source of the user's function that makes the codes (quant.schemes); empty for QuaRL's schemes."""
 
     @property
     def needs_observations(self) -> bool:
@@ -134,7 +138,7 @@ class QuantSpec:
 
         Args:
             text: fp32, fp16, bf16, int8, w4a8, w8 (float activations), int4e8 (edges of 8), or a width, as in 4.
-            scheme: Name in SCHEMES; those in UNIFORM ignore `edges`.
+            scheme: Name in SCHEMES, which is never imported here; those in UNIFORM ignore `edges`.
             mode: dynamic or static.
             edges: Least bits of the first and the last layers unless `text` names them, or "same" for one width. None:
                 EDGES for a bare width, and one width for a name.
@@ -146,6 +150,11 @@ class QuantSpec:
         >>> QuantSpec.parse("w4a8", mode="static"), QuantSpec.parse(4).precision
         (QuantSpec(int4 static, scheme default), 'int4e8')
         """
+        if scheme not in SCHEMES and (own := OWN.fullmatch(scheme)):
+            raise QuarlError(
+                f"scheme {scheme!r} is code of a module, which no file can import; if it is yours, type "
+                f"--env-module {own[1]}"
+            )
         if scheme not in SCHEMES:
             raise QuarlError(f"unknown scheme {scheme!r}; choose one of {', '.join(SCHEMES)}")
         chosen, word, least = SCHEMES[scheme], str(text).lower(), _least(text, edges)
@@ -228,6 +237,8 @@ class QuantSpec:
         data: dict[str, Any] = dataclasses.asdict(self) | {"layer_bits": dict(self.layer_bits)}
         if not self.mid_rise:
             del data["scheme"]["mid_rise_bits"]
+        if not self.scheme.source:
+            del data["scheme"]["source"]
         for name in ("edge_bits", "layer_bits", "symmetric_activations"):
             if not data[name]:
                 del data[name]

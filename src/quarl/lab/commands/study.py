@@ -12,7 +12,7 @@ import yaml
 
 from quarl.commands import terminal
 from quarl.config import RobustConfig, StudyRunConfig, StudyStatusConfig, SweepConfig
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, own_module
 from quarl.files import locked, write_bytes
 from quarl.lab import file, rows
 from quarl.lab.cells import DONE, FAILED, FP32, NA, RUNNING, TODO, Cell
@@ -38,6 +38,8 @@ def _run(config: StudyRunConfig) -> int:
 
     Return 128 + its number after a signal, SOME_FAILED if cells failed, otherwise 0.
     """
+    if config.env_module:  # before the file, which may name schemes of it
+        own_module(config.env_module, "the study")
     study = file.read(config.study, config.agents)
     cells = plan(study, config.seed, config.env_module)
     chosen = _chosen(config, cells)
