@@ -112,7 +112,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("RNN", nn.Sequential(nn.RNN(4, 4), First()), r"aten\.rnn_tanh.*use nn\.LSTM or nn\.GRU"),
     ("layer in double", lambda x, m: (x.double() @ torch.eye(4).double()).float(), "torch.float64; convert to float32"),
     ("data-dependent", lambda x, m: x if x.sum() > 0 else -x, "torch.export cannot follow Calls"),
-    ("half precision", lambda x, m: x.half(), r"aten\._to_copy.*torch\.float16"),
+    ("half precision", lambda x, m: x.half(), r"aten\.to.*torch\.float16"),
     ("product of matrices", lambda x, m: x.view(-1, 1, 4) @ x.view(-1, 4, 1), "matmul.*multiplies two values"),
     *(
         (name, nn.Sequential(nn.Unflatten(1, (2, 2, 1)), nn.Conv2d(2, 2, 1, **options), nn.Flatten()), word)

@@ -42,6 +42,8 @@ class CompareConfig(CompareSpec, Config):
 
     def check(self) -> None:
         super().check()
+        if not self.model:
+            raise QuarlError("MODEL is missing: add two or more before the options, as in quarl compare A B")
         if len(self.agents()) < len(self.model):
             raise QuarlError("two agents have the same name: name one of them in NAME=PATH, as in again=PATH")
         if self.observations is not None:

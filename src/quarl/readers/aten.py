@@ -41,7 +41,10 @@ def exported(module: nn.Module, examples: tuple[torch.Tensor, ...]) -> torch.exp
     with evaluating(module), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch.export warns about itself
         try:
-            return torch.export.export(module, examples, strict=False).run_decompositions({})  # type: ignore[no-any-return]
+            program = torch.export.export(module, examples, strict=False)
+            # Decomposing takes time, and leaves a semaphore of tqdm behind in a process that ends at once.
+            rewritten = any(kind(node).endswith("_") or kind(node).startswith("wrap_") for node in program.graph.nodes)
+            return program.run_decompositions({}) if rewritten else program
         except Exception as error:  # its errors have no common base; all of them mean the same here
             reason = first_line(error)[:200]
     fix = (
