@@ -52,12 +52,13 @@ WRONG = {
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Leaves no scheme, module or path behind."""
     monkeypatch.setattr(sys, "path", [*sys.path])
+    forget()
     yield
     forget()
 
 
 def forget() -> None:
-    """As in a new process."""
+    """Start as in a new process."""
     for name in [name for name in SCHEMES if ":" in name]:
         del SCHEMES[name]
     FUNCTIONS.clear()
