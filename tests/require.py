@@ -29,6 +29,7 @@ PROGRAMS = {
     "qemu-aarch64": "qemu-user",
     "qemu-riscv64": "qemu-user",
     "qemu-x86_64": "qemu-user",
+    "pdflatex": "texlive-latex-recommended",
     **{name: name for name in ("bash", "cmake", "fish", "g++", "zsh")},
 }
 """Debian's packages, by the program that is looked for."""
@@ -52,6 +53,7 @@ MODULES = {
     "pygame": "quarl[video]",
     "ray": "quarl[cluster]",
     "rl_zoo3": "quarl[zoo]",
+    "rliable": "rliable",
     "sb3_contrib": "quarl[train]",
     "shimmy": "shimmy",
     "stable_baselines3": "quarl[train]",

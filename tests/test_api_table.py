@@ -71,7 +71,7 @@ def test_nothing_is_written_and_no_bar_is_drawn_where_there_is_no_terminal(tmp_p
 def test_pandas_is_only_needed_where_it_is_asked_for(table, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     assert "int8" in repr(table)
-    with pytest.raises(quarl.QuarlError, match=r"^to_pandas needs pandas: pip install pandas$"):
+    with pytest.raises(quarl.QuarlError, match=r"^to_pandas needs pandas: pip install 'quarl\[report\]'$"):
         table.to_pandas()
 
 

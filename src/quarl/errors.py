@@ -16,7 +16,7 @@ LOUDNESS = "QUARL_LOUDNESS"
 EXTRAS: Mapping[str, str] = {
     **dict.fromkeys(("torch", "stable_baselines3", "sb3_contrib"), "train"),
     **dict.fromkeys(("onnx", "onnxruntime"), "onnx"),
-    **dict.fromkeys(("matplotlib", "jinja2"), "report"),
+    **dict.fromkeys(("matplotlib", "jinja2", "pandas"), "report"),
     "ray": "cluster",
 }
 """Packages that a plain `pip install quarl` leaves out, by import name, and the extra that installs each."""

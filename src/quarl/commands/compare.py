@@ -10,7 +10,7 @@ from quarl.commands import model, terminal
 from quarl.comparison import CompareRow, compared
 from quarl.config import CompareConfig
 from quarl.files import staged
-from quarl.report import schema
+from quarl.report import schema, tables
 
 
 def run(config: CompareConfig) -> int:
@@ -20,6 +20,9 @@ def run(config: CompareConfig) -> int:
         found = compared(config.agents(), config, {"env_id": config.env}, recorded)
         told = schema.Told(model=found.rows[0].arm, env_id=found.env_id, seed=config.seed)
         document = terminal.keep(CompareRow, found.rows, found.title, folder / "comparison.json", **told)
+        heading = [(found.title, tables.cells(CompareRow, document["rows"]))]
+        tables.write_latex(folder, "Comparison", heading, config.command_line())
+        tables.write_returns(document, folder)
         drawn = [] if recorded else terminal.reported(partial(_draw, folder, config, document, found.title), "figure")
     terminal.say("", *found.verdicts, "", *drawn)
     return terminal.finish(config, document, drawn)
@@ -29,5 +32,8 @@ def _draw(folder: Path, config: CompareConfig, document: schema.Document, title:
     """Write the figure into `folder`; return its final path."""
     from quarl.report import compare_figures, style  # imported here: matplotlib belongs to an extra
 
-    style.save(compare_figures.differences(document["rows"], title), folder / "comparison.png")
-    return config.output / "comparison.png"
+    figure = compare_figures.differences(document["rows"], title)
+    files = [f"comparison.{suffix}" for suffix in config.figure_format]
+    for name in files:
+        style.save(figure, folder / name)
+    return config.output / files[0]

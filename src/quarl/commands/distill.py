@@ -131,6 +131,7 @@ def run(config: DistillConfig) -> None:
         page.write(
             folder,
             figures,
+            config.figure_format,
             title=f"{title}: distillation",
             facts={
                 "model": str(document["model"]),

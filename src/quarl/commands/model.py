@@ -170,6 +170,7 @@ def keep(
     shown = [(heading, tables.cells(kind, document["rows"]))]
     schema.write(document, folder / "rows.json")
     write_bytes(tables.to_csv(document["rows"]).encode(), folder / "rows.csv")
+    tables.write_returns(document, folder)
     if tried:
         kept = terminal.keep(AssignmentRow, tried, TRIED, folder / "assignments.json", **about)
         shown.append((TRIED, tables.cells(AssignmentRow, kept["rows"])))

@@ -78,6 +78,7 @@ def _draw(
     page.write(
         folder,
         drawn,
+        config.figure_format,
         title=f"{title}: post-training quantization",
         facts=_facts(policy, document),
         sentences=said,

@@ -12,11 +12,11 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from quarl import literals
 from quarl.errors import QuarlError
-from quarl.fields import AT_LEAST_ONE, ENVIRONMENT, OUTPUT, shown
+from quarl.fields import AT_LEAST_ONE, ENVIRONMENT, OUTPUT, SOME, shown
 from quarl.quant.spec import edge_bits, integer_bits
 from quarl.specs import METERED, EnergySpec, Flag, Spec
 
@@ -98,6 +98,14 @@ ASIDE = ("json", *LOUDNESS, *METERED)
 @dataclass(frozen=True, kw_only=True)
 class MeteredConfig(EnergySpec, Config):
     """A verb whose energy can be measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnConfig(Config):
+    """A verb that draws figures."""
+
+    figure_format: Annotated[tuple[Literal["png", "pdf", "svg"], ...], SOME, OUTPUT] = ("png",)
+    """Formats of the files of figures, for example png pdf."""
 
 
 def summary(kind: type[Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from tyro.conf import Positional
 
-from quarl.config.base import Config, EnvId, Observations, Output
+from quarl.config.base import DrawnConfig, EnvId, Observations, Output
 from quarl.config.precisions import UNPLAYED
 from quarl.config.trained_policy import check_paths
 from quarl.errors import QuarlError
@@ -17,7 +17,7 @@ from quarl.specs import CompareSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareConfig(CompareSpec, Config):
+class CompareConfig(CompareSpec, DrawnConfig):
     """Compare agents with a baseline on the same episodes, however they were quantized or exported."""
 
     verb: ClassVar[str] = "compare"
@@ -38,7 +38,7 @@ class CompareConfig(CompareSpec, Config):
     tenth are compared, and no return is measured.
     """
     output: Output = Path("quarl-compare")
-    """Folder for comparison.json and comparison.png."""
+    """Folder for comparison.json, tables.tex, returns.csv and the figure comparison.png."""
 
     def check(self) -> None:
         super().check()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from quarl.config.base import MeteredConfig, Observations, Output
+from quarl.config.base import DrawnConfig, MeteredConfig, Observations, Output
 from quarl.config.environment import OPTIONS
 from quarl.config.trained_policy import CalibratedConfig
 from quarl.fields import TRAINING
@@ -17,7 +17,7 @@ UNPLAYED = ("env", "episodes", "max_episodes", "margin", "success_margin", "work
 
 
 @dataclass(frozen=True, kw_only=True)
-class PtqConfig(PtqSpec, CalibratedConfig, MeteredConfig):
+class PtqConfig(PtqSpec, CalibratedConfig, MeteredConfig, DrawnConfig):
     """Quantize a trained policy at several precisions, and measure the costs and gains of each."""
 
     verb: ClassVar[str] = "ptq"
@@ -41,7 +41,7 @@ class PtqConfig(PtqSpec, CalibratedConfig, MeteredConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillConfig(DistillSpec, CalibratedConfig, MeteredConfig):
+class DistillConfig(DistillSpec, CalibratedConfig, MeteredConfig, DrawnConfig):
     """Distill a trained policy into its own quantized version, on the states that it reaches and without reward."""
 
     verb: ClassVar[str] = "distill"

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 
 from tyro.conf import Positional
 
-from quarl.config.base import Config, EnvId, Output, check_folder
+from quarl.config.base import DrawnConfig, EnvId, Output, check_folder
 from quarl.config.trained_policy import check_paths
 from quarl.errors import QuarlError
 from quarl.fields import AT_LEAST_ONE, NOT_NEGATIVE, PERCENTAGE, QUANTISATION, SOME, Bound, shown
@@ -23,7 +23,7 @@ LEAST = Bound("must be at least 10, below which every verdict is undecided", lam
 
 
 @dataclass(frozen=True, kw_only=True)
-class RobustConfig(Config):
+class RobustConfig(DrawnConfig):
     """Compare precisions under disturbances: noise, delay, control rate, pushes and changed dynamics."""
 
     verb: ClassVar[str] = "robust"

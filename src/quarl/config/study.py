@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 
 from tyro.conf import OmitArgPrefixes, OmitSubcommandPrefixes, Positional, subcommand
 
-from quarl.config.base import Config, Output, check_folder
+from quarl.config.base import Config, DrawnConfig, Output, check_folder
 from quarl.errors import QuarlError
 from quarl.fields import AT_LEAST_ONE, ENVIRONMENT, NOT_NEGATIVE, shown
 from quarl.specs import SEED, Flag
@@ -91,7 +91,7 @@ class StudyStatusConfig(_FolderConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudyReportConfig(_FolderConfig):
+class StudyReportConfig(_FolderConfig, DrawnConfig):
     """Create tables, figures and a page from a study's results so far."""
 
     verb: ClassVar[str] = "study report"

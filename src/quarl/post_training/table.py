@@ -16,7 +16,7 @@ from quarl.arguments import check, checks_keywords, recorded_rows
 from quarl.arrays import Array
 from quarl.envelope import asked
 from quarl.envs.environment import EnvironmentKeywords, in_environment
-from quarl.errors import QuarlError
+from quarl.errors import QuarlError, extras
 from quarl.policy.graph import is_quantized
 from quarl.post_training.layer_bits import choose
 from quarl.post_training.measure import PtqRow
@@ -82,16 +82,21 @@ class PtqTable:
     def to_pandas(self) -> pandas.DataFrame:
         """Return a DataFrame with a row for each precision and a column for each field of the JSON rows.
 
-        Raises QuarlError if pandas is not installed.
+        Raises QuarlError if pandas is not installed; the extra `report` has it.
 
         >>> table.to_pandas().set_index("precision").verdict["int8"]
         'non-inferior'
         """
-        try:
+        with extras("to_pandas"):
             import pandas
-        except ImportError:
-            raise QuarlError("to_pandas needs pandas: pip install pandas") from None
         return pandas.DataFrame(schema.fields(self.rows))
+
+    def to_latex(self) -> str:
+        r"""Return the table for a LaTeX document with the package booktabs; the caption names the version of QuaRL.
+
+        >>> Path("table.tex").write_text(table.to_latex())
+        """
+        return tables.to_latex(self._cells(), self.title)
 
     def _cells(self) -> tables.Cells:
         return tables.cells(type(self.rows[0]), schema.fields(self.rows))

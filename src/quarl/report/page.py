@@ -15,22 +15,26 @@ from quarl.files import write_bytes
 from quarl.machine import machine
 from quarl.report.row_schema import terms
 from quarl.report.style import INK, PAPER, save, to_svg
-from quarl.report.tables import Cells
+from quarl.report.tables import Cells, write_latex
 
 
-def write(folder: Path, figures: Sequence[tuple[str, str, Figure]], **shown: Any) -> None:
-    """Write report.html and the figures' images.
+def write(
+    folder: Path, figures: Sequence[tuple[str, str, Figure]], formats: Sequence[str] = ("png",), **shown: Any
+) -> None:
+    """Write report.html, the figures' images, and the tables as LaTeX in tables.tex.
 
     Args:
         folder: Folder of the files.
         figures: Name, caption and figure; a figure without a name has no image of its own.
+        formats: Suffixes of the images.
         **shown: The remaining arguments of `render`.
     """
     for name, _, figure in figures:
-        if name:
-            save(figure, folder / f"{name}.png")
+        for suffix in formats if name else ():
+            save(figure, folder / f"{name}.{suffix}")
     html = render(figures=[(caption, figure) for _, caption, figure in figures], **shown)
     write_bytes(html.encode(), folder / "report.html")
+    write_latex(folder, shown["title"], shown["tables"], shown["command"])
 
 
 def render(

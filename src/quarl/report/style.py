@@ -57,6 +57,7 @@ RC: Mapping[str, Any] = {
     "legend.facecolor": PAPER,
     "legend.labelcolor": INK,
     "lines.linewidth": 1.8,
+    "pdf.fonttype": 42,  # TrueType: publishers refuse fonts of type 3
     "svg.fonttype": "none",  # text stays text: small, searchable, in the page's font
     "svg.hashsalt": "quarl",  # equal rows make equal files
     "text.color": INK,
@@ -153,7 +154,7 @@ def to_svg(drawn: Figure) -> str:
 
 
 def save(drawn: Figure, path: Path) -> None:
-    """Write the figure as PNG or PDF by the suffix, completely or not at all."""
+    """Write the figure as PNG, PDF or SVG by the suffix, completely or not at all."""
     out = io.BytesIO()
     with _shown(drawn):
         drawn.savefig(out, format=os.path.splitext(path.name)[1][1:], dpi=150, facecolor="white")

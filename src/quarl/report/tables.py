@@ -5,19 +5,48 @@ from __future__ import annotations
 import csv
 import html
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from quarl import __version__
 from quarl.errors import printable, short
-from quarl.report.schema import Fields
+from quarl.files import write_bytes
+from quarl.machine import commit
+from quarl.report.schema import Document, Fields
 from quarl.rows import Column, Row, columns
 
 FILE_WIDTH = 160
 """Characters in a line of a table for a file or a pipe, because the width of the reader's window is unknown."""
+IDENTITY = (
+    "env_id",
+    "algo",
+    "source",
+    "agent",
+    "arm",
+    "method",
+    "precision",
+    "scheme",
+    "mode",
+    "actor_precision",
+    "seed",
+)
+"""Fields that identify the policy of an episode, in a document or in its rows."""
+LATEX = str.maketrans(
+    {
+        **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+        **{mark: f"{{{mark}}}" for mark in "[*"},  # a line break reads these as its arguments
+        **{mark: f"${mark}$" for mark in "<>|"},
+        **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": r"\textendash{}"},
+        **{"−": "$-$", "±": r"$\pm$", "×": r"$\times$", "µ": r"$\mu$", "≤": r"$\leq$", "≥": r"$\geq$"},
+    }
+)
+"""LaTeX of the characters that are markup there or that its fonts lack."""
 MAX_CELL = 300
 """Largest number of characters in a cell: names from files can have any length. Files of rows contain them in full."""
 
@@ -94,6 +123,76 @@ def to_markdown(table: Cells, heading: str) -> str:
     lines = [_line(heads), _line(rules), *(_line(row) for row in table.rows)]
     caption = f"\n{escaped(table.caption)}\n" if table.caption else ""
     return f"## {heading}\n\n" + "\n".join(lines) + f"\n{caption}"
+
+
+def to_latex(table: Cells, title: str, command: str = "") -> str:
+    """Return the table for LaTeX with the package booktabs.
+
+    Args:
+        table: The table.
+        title: First sentence of its caption.
+        command: Command that repeats the run; the caption ends with it, and with the version of QuaRL.
+
+    Returns:
+        A table environment.
+    """
+    source = f"QuaRL {__version__}{f', commit {number}' if (number := commit()) else ''}"
+    caption = [f"{_latex(text)}." for text in (title, table.caption) if text]
+    repeat = rf"\texttt{{{_latex(command)}}}, " if command else ""
+    lines = [" & ".join(map(_latex, row)) + r" \\" for row in ([each.heading for each in table.columns], *table.rows)]
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{' '.join(caption)} {repeat}{_latex(source)}.}}",
+            rf"\begin{{tabular}}{{{''.join('l' if each.left else 'r' for each in table.columns)}}}",
+            r"\toprule",
+            lines[0],
+            r"\midrule",
+            *lines[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def write_latex(folder: Path, title: str, tables: Sequence[tuple[str, Cells]], command: str) -> None:
+    """Write the tables into tables.tex, if there are any.
+
+    Args:
+        folder: Folder of the file.
+        title: Title of the run.
+        tables: Heading and cells of each table.
+        command: Command that repeats the run.
+    """
+    if tables:
+        text = "\n".join(to_latex(table, f"{title}: {heading}", command) for heading, table in tables)
+        write_bytes(text.encode(), folder / "tables.tex")
+
+
+def write_returns(document: Document, folder: Path) -> None:
+    """Write returns.csv with a line for each episode of the document's rows, if there are any.
+
+    A line has the fields that identify the policy, the index of the episode and its return.
+    """
+    known = [
+        {name: value for name, value in {**document, **row}.items() if name in IDENTITY} for row in document["rows"]
+    ]
+    long = [
+        {**{name: fields[name] for name in IDENTITY if name in fields}, "episode": index, "return": value}
+        for fields, row in zip(known, document["rows"], strict=True)
+        for index, value in enumerate(row.get("returns") or ())
+    ]
+    if long:
+        write_bytes(to_csv(long).encode(), folder / "returns.csv")
+
+
+def _latex(text: str) -> str:
+    """Escape the text for LaTeX; characters beyond Latin-1 that its fonts lack become their code points."""
+    plain = re.sub(r"-(?=-)", "-{}", " ".join(printable(text).split()).translate(LATEX))
+    return re.sub(r"[^\x00-\xff]", lambda found: f"{{[}}U+{ord(found[0]):04X}]", plain)
 
 
 def escaped(text: str) -> str:

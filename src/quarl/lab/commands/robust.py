@@ -184,6 +184,7 @@ def _report(config: RobustConfig, title: str, records: Sequence[Record], rows: S
     page.write(
         config.output,
         [(name, f"Return against {name}, with 95 % intervals.", draw(rows, title)) for name, rows in sweeps.items()],
+        config.figure_format,
         title=f"{title}: disturbances",
         facts={"model": config.model, "episodes": f"{config.episodes} of every cell, seed {config.seed}"},
         sentences=said,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -52,15 +53,16 @@ FIGURES = ("bits", "throughput", "breakdown", "times", "curves", "curves-updates
 
 def run(config: StudyReportConfig) -> int:
     """Write and show the report of the study; return the exit code."""
-    return terminal.finish(config, make(config.folder, config.command_line()))
+    return terminal.finish(config, make(config.folder, config.command_line(), config.figure_format))
 
 
-def make(folder: Path, command: str) -> schema.Document:
+def make(folder: Path, command: str, formats: Sequence[str] = ("png",)) -> schema.Document:
     """Write report.html, tables.md, rows.json and one JSON file per table into the study's folder, and show the tables.
 
     Args:
         folder: The study's folder.
         command: The command that repeats the report.
+        formats: Suffixes of the figures' files.
 
     Returns:
         The document of the study's cells.
@@ -100,7 +102,7 @@ def make(folder: Path, command: str) -> schema.Document:
         curve = bits_against_return(summaries.means(groups), f"{name}: return at each precision")
         figures.insert(0, ("bits", CAPTION, curve))
     figures = [(file, f"{caption}{part and f' Incomplete: {part}.'}", drawn) for file, caption, drawn in figures]
-    _write(folder, command, name, str(document.get("about", "")), margin, records, measured, rows_by, figures)
+    _write(folder, command, name, str(document.get("about", "")), margin, records, measured, rows_by, figures, formats)
     for kind, shown in rows_by.items():
         if shown:
             terminal.show(kind, shown, f"{TITLES[kind]}{part and f' (incomplete: {part})'}")
@@ -133,6 +135,7 @@ def _write(
     measured: schema.Document,
     rows_by: Tables,
     figures: Sequence[tuple[str, str, Figure]],
+    formats: Sequence[str],
 ) -> None:
     shown = {kind: rows for kind, rows in rows_by.items() if rows}
     schema.write(measured, folder / "rows.json")
@@ -148,11 +151,13 @@ def _write(
     write_bytes(
         f"# {tables.escaped(name)}\n\n{tables.escaped(about)}\n\n{judged}{markdown}".encode(), folder / "tables.md"
     )
-    for figure in {*FIGURES} - {figure for figure, _, _ in figures}:
-        (folder / f"{figure}.png").unlink(missing_ok=True)
+    for figure, suffix in product(FIGURES, ("png", "pdf", "svg")):  # those of an earlier report
+        (folder / f"{figure}.{suffix}").unlink(missing_ok=True)
+    tables.write_returns(measured, folder)
     page.write(
         folder,
         figures,
+        formats,
         title=f"{name}: a study of quantization",
         facts=_facts(about, records, margin),
         sentences=_sentences(rows_by, records),
