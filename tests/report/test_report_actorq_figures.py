@@ -187,7 +187,7 @@ def test_a_panel_a_task_has_a_line_a_run_at_its_own_ratio_and_the_target(against
     assert list(b.lines[0].get_xdata()) == [point[against] for point in curve]
     assert list(b.lines[0].get_ydata()) == [5.0, 7.0]
     assert list(b.lines[1].get_ydata()) == [100.0, 100.0]
-    assert [text.get_text() for text in a.get_legend().get_texts()] == ["torch fp32", "int8"]
+    assert [text.get_text() for text in a.figure.legends[0].get_texts()] == ["torch fp32", "int8"]
     assert drawn.get_supxlabel() == name
 
 

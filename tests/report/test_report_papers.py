@@ -9,8 +9,10 @@ import pandas as pd
 import pytest
 
 import require
+from quarl.lab.commands.robust import draw
 from quarl.post_training.measure import PtqRow
 from quarl.report import page, ptq_figures, tables
+from quarl.report.figures import precision_colors
 from quarl.report.schema import document
 
 HOSTILE = r"a_b & c%d #1 {x} \input{y} ~^ $z$ – −1 ± 2 × µ ≤ ≥ 30-day --figure-format [1, 2] <*> 中 é"
@@ -116,3 +118,33 @@ def test_a_figure_format_that_is_unknown_is_refused(capsys):
 
     assert main(["ptq", "model.zip", "--figure-format", "gif"]) == 2
     assert "gif" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("draw", [draw for draw, _ in ptq_figures.FIGURES.values()])
+def test_legends_and_labels_are_outside_the_data(rows, draw):
+    figure = draw(rows, "title")
+    renderer = figure.canvas.get_renderer() if hasattr(figure.canvas, "get_renderer") else None
+    figure.draw_without_rendering()
+    (box,) = (legend.get_window_extent(renderer) for legend in figure.legends)
+    assert not any(axes.get_legend() for axes in figure.axes)
+    assert not any(box.overlaps(axes.get_tightbbox(renderer)) for axes in figure.axes)
+    assert box.x1 <= figure.bbox.x1
+
+
+def test_a_precision_has_one_color_in_all_figures(rows):
+    colors = precision_colors(["fp32", "int8", "int4", "int2"])
+    for names in (["int4e8", "int8"], ["int2", "int4"], ["w8a8"]):
+        found = precision_colors(names)
+        assert found == {name: colors[f"int{name.removeprefix('w').removeprefix('int')[0]}"] for name in names}
+    assert len({*precision_colors(["int8", "w8a4", "mixed", "int4", "int4e8", "fp32", "fp16", "bf16"]).values()}) == 8
+
+
+def test_dynamic_mode_is_dashed_in_the_color_of_its_precision():
+    fields = dict.fromkeys(("mean", "ci_low", "ci_high"), 1.0) | {"disturbance": "noise", "measured": True}
+    arms = (("fp32", ""), ("int8", "static"), ("int8", "dynamic"))
+    rows = [{**fields, "level": level, "precision": p, "mode": mode} for p, mode in arms for level in (0.0, 1.0)]
+    (axes,) = draw(rows, "t").axes
+    lines = {line.get_label(): line for line in axes.lines if not line.get_label().startswith("_")}
+    assert [*lines] == ["fp32", "int8 static", "int8 dynamic"]
+    assert [line.get_linestyle() for line in lines.values()] == ["-", "-", "--"]
+    assert lines["int8 static"].get_color() == lines["int8 dynamic"].get_color() != lines["fp32"].get_color()

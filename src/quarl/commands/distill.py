@@ -25,7 +25,7 @@ from quarl.post_training.layer_bits import AssignmentRow, choose
 from quarl.post_training.measure import Cell
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.report import assessment, page
-from quarl.report.figures import learning
+from quarl.report.figures import learning, precision_colors
 from quarl.rows import VERDICTS, Column, Episodes, JudgedRow, MaxEpisodes, Measured, Payload, Returns, Updates
 from quarl.specs import ComparisonSpec, PtqSpec
 from quarl.stats import INFERIOR, UNDECIDED
@@ -191,8 +191,9 @@ def _distilled(
 
 def _figures(looks: Mapping[QuantSpec, Sequence[Snapshot]], title: str) -> list[tuple[str, str, Figure]]:
     """Draw the return of the snapshots in validation."""
+    colors = precision_colors(spec.precision for spec in looks)
     points = [
-        {"label": spec.precision, "updates": look.updates, **asdict(look.summary)}
+        {"label": spec.precision, "color": colors[spec.precision], "updates": look.updates, **asdict(look.summary)}
         for spec, snapshots in looks.items()
         for look in snapshots
     ]

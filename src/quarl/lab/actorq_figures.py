@@ -114,7 +114,7 @@ def throughput(rows: Sequence[Fields], title: str) -> Figure:
         axes.plot([], [], color=style.MUTED, linewidth=2, label="predicted")
         logarithmic(axes, [row["updates_per_s"] for row in members])
         axes.set(xlabel="samples per insert", ylabel="updates a second", title=f"policy {network}")
-        axes.legend()
+    style.legend(drawn, *panels[0].get_legend_handles_labels())
     return drawn
 
 
@@ -135,5 +135,5 @@ def breakdown(rows: Sequence[Fields], title: str) -> Figure:
         axes.set_title(f"every {interval} steps")
         axes.margins(y=0.15)
     panels[0].set_ylabel("ms for 1,000 steps")
-    panels[-1].legend()
+    style.legend(drawn, *panels[-1].get_legend_handles_labels())
     return drawn

@@ -81,7 +81,7 @@ def curves(pairs: Sequence[tuple[Fields, Curve]], title: str, against: str = "cl
                 axes.plot(x, y, color=color(name), linewidth=1.1, label=None if number else name)
         axes.axhline(runs[0][0]["target"], color=style.MUTED, linewidth=1, linestyle=(0, (4, 3)))
     if panels:
-        panels[0].legend()
+        drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper")
     return drawn
 
 

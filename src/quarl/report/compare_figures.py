@@ -40,5 +40,5 @@ def differences(rows: Sequence[Fields], title: str) -> Figure:
         )
     axes.set_yticks(range(len(others)), [f"{row['arm']}{'' if row['measured'] else ' (simulated)'}" for row in others])
     axes.set(ylim=(len(others) - 0.5, -0.5), xlabel=f"return less that of {base['arm']}, with the verdict's interval")
-    drawn.legend(loc="outside lower left", ncols=4)
+    style.legend(drawn, *axes.get_legend_handles_labels())
     return drawn

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -25,6 +25,8 @@ COMPARED: Mapping[str, str] = {"ptq": "scheme: {}", "distill": "distilled", "qat
 """Methods of producing a precision, with the labels of their lines."""
 POINT = 3.0
 """Size of a point, which suits the small panels."""
+WIDTHS = {bits: style.SERIES[place] for place, bits in enumerate((8, 4, 2, 3, 6, 5, 7))} | {32: style.MUTED}
+"""Color of a precision in all figures, by the bits of its weights."""
 THINNED = 500
 """Largest number of points in a line: no screen shows more, and pages are sent by mail."""
 
@@ -122,6 +124,15 @@ def _width(precision: str) -> tuple[int, int, str]:
     return spec.weight_bits, FLOAT_BITS.get(precision, spec.activation_bits or 0), precision
 
 
+def precision_colors(precisions: Iterable[str]) -> dict[str, str]:
+    """Return a color for each precision: that of its bits, or a free one if another precision has it."""
+    colors: dict[str, str] = {}
+    for name in dict.fromkeys(precisions):
+        own = WIDTHS.get(_width(name)[0], style.SERIES[-1])
+        colors[name] = next((each for each in (own, *style.SERIES[::-1]) if each not in colors.values()), own)
+    return colors
+
+
 @style.look()
 def bits_against_return(rows: Sequence[Fields], title: str) -> Figure:
     """Draw mean returns over seeds against precision, with a line per method and scheme.
@@ -134,8 +145,9 @@ def bits_against_return(rows: Sequence[Fields], title: str) -> Figure:
     agent_of = itemgetter("algo", "env_id", "source")
     agents = by((row for row in rows if row["method"] in COMPARED), agent_of)
     bases = by((row for row in rows if row["method"] == "fp32"), agent_of)
-    names = {"x": "precision of the weights, in bits", "y": "return"}
-    drawn, panels = style.panels(len(agents), title, height=1.9, head=0.6, columns=COLUMNS, **names)
+    drawn, panels = style.panels(len(agents), title, height=1.9, head=0.6, columns=COLUMNS, y="return")
+    for axes in panels[-COLUMNS:]:  # one label for all would be under the legend
+        axes.set_xlabel("precision of the weights, in bits")
     colors: dict[str, str] = {}
     for axes, (agent, members) in zip(panels, agents.items(), strict=True):
         for base in bases.get(agent, ()):
@@ -147,7 +159,7 @@ def bits_against_return(rows: Sequence[Fields], title: str) -> Figure:
         style.panel_title(axes, " ".join(agent if several else agent[:2]), min(len(agents), COLUMNS))
     if colors:
         lines = [panels[0].plot([], [], color=color, label=label)[0] for label, color in colors.items()]
-        panels[0].legend(handles=lines)
+        style.legend(drawn, lines, [*colors])
     return drawn
 
 
@@ -167,8 +179,8 @@ def learning(points: Sequence[Fields], episodes: Sequence[Fields], against: Mapp
 
     Args:
         points: Evaluations with `label` and, if they have them, `mean`, `ci_low` and `ci_high`. Points with the same
-            label are joined, and a single one is a hollow mark in the color of its label up to a comma. One without a
-            mean is an event, drawn as a vertical line.
+            label are joined, and a single one is a hollow mark in the color of its label up to a comma, or in their
+            `color`. One without a mean is an event, drawn as a vertical line.
         episodes: Training episodes, by `return_mean`.
         against: Axis label by key.
         title: Title of the figure.
@@ -185,7 +197,8 @@ def learning(points: Sequence[Fields], episodes: Sequence[Fields], against: Mapp
         shades: dict[str, str] = {}
         marks = ({**dict.fromkeys(("mean", "ci_low", "ci_high")), **point} for point in points)
         for label, members in by(marks, lambda point: str(point["label"])).items():
-            shade = shades.setdefault(label.partition(",")[0], style.SERIES[len(shades)])
+            name = label.partition(",")[0]
+            shade = str(members[0].get("color") or shades.setdefault(name, style.SERIES[len(shades)]))
             x, (means, ends) = [point[key] for point in members], whiskers(members, "mean", "ci_low", "ci_high")
             if np.isnan(means[0]):
                 axes.axvline(x[0], color=style.MUTED, linestyle=(0, (4, 3)), linewidth=1, label=label)
@@ -197,5 +210,5 @@ def learning(points: Sequence[Fields], episodes: Sequence[Fields], against: Mapp
         axes.set_xlabel(name)
         style.plain(axes.xaxis, "{x:,.10g}")
         style.plain(axes.yaxis, "{x:,.10g}")
-    drawn.legend(*panels[0].get_legend_handles_labels(), loc="outside lower left", ncols=3)
+    style.legend(drawn, *panels[0].get_legend_handles_labels())
     return drawn

@@ -32,7 +32,7 @@ def choice(rows: Sequence[Fields], title: str) -> Figure:
     payload for weights at their bits, scales and biases. Vertical bars are 95 % intervals of the mean. Simulated
     precisions are hollow and have no latency."""
     base, colors = _exact(rows), _colors(rows)
-    drawn, panels = style.panels(2, title, height=2.8, y=_returns(base))
+    drawn, panels = style.panels(2, title, height=2.8, head=0.7, y=_returns(base))
     for axes, (key, (name, unit)) in zip(panels, COSTS.items(), strict=True):
         priced = [{**row, "cost": row[key] * unit} for row in rows if row["measured"] or key != "latency_us_p50"]
         band(axes, base, "fp32, 95 % interval shaded")
@@ -44,13 +44,13 @@ def choice(rows: Sequence[Fields], title: str) -> Figure:
             if not best or -loss > best[-1][1]:
                 best.append((cost, -loss))
         axes.plot(
-            *np.reshape(best, (-1, 2)).T, color=style.LEVELS, linewidth=1, zorder=0, label="no other is better in both"
+            *np.reshape(best, (-1, 2)).T, color=style.MUTED, linestyle=":", zorder=0, label="no other is better in both"
         )
         axes.margins(x=0.15, y=0.12)
         axes.set_xlim(left=0)
         axes.set_xlabel(name)
         _name(axes, priced, colors)
-    panels[1].legend(loc="best")
+    style.legend(drawn, *panels[1].get_legend_handles_labels())
     if simulated := dict.fromkeys(row["precision"] for row in rows if not row["measured"]):
         style.panel_title(panels[0], f"simulated, so without a latency: {', '.join(simulated)}", 1)
     return drawn
@@ -64,6 +64,7 @@ def _name(axes: Axes, rows: Sequence[Fields], colors: dict[str, str]) -> None:
         height = min([up, *(other - APART for beside, other in placed if abs(beside - across) < 1.5 * APART)])
         place, line = (across + 0.025, height), {"arrowstyle": "-", "color": style.MUTED, "linewidth": 0.5}
         look: Any = {"va": "center", "fontsize": 8.5, "color": colors[_scheme(row)]}
+        look["bbox"] = {"facecolor": style.PAPER, "edgecolor": "none", "alpha": 0.75, "pad": 0.5}
         axes.annotate(row["precision"], (across, up), place, "axes fraction", "axes fraction", line, **look)
         placed.append((across, height))
 
@@ -76,7 +77,7 @@ def difference(rows: Sequence[Fields], title: str) -> Figure:
     base = _exact(rows)
     keys = {"mean": "difference", "ci_low": "difference_low", "ci_high": "difference_high"}
     others = [{**row, **{key: row[name] for key, name in keys.items()}} for row in rows if row is not base]
-    drawn, (axes,) = style.panels(1, height=3.2)
+    drawn, (axes,) = style.panels(1, height=3.2, head=0.4)
     axes.axhline(0, color=style.MUTED, linewidth=1)
     margin = _margin(axes, base, 0.0)
     ends = [row[key] for row in others for key in keys if row[key] is not None]
@@ -89,7 +90,7 @@ def difference(rows: Sequence[Fields], title: str) -> Figure:
             axes.annotate(f"{formats.number(row['mean'])} ↓", place, (0, 4), textcoords="offset points", ha="center")
     axes.set_ylim(low, high)
     axes.set(xlabel="precision of the weights", ylabel="return less that of fp32", title=title)
-    axes.legend(loc="best")
+    style.legend(drawn, *axes.get_legend_handles_labels())
     return drawn
 
 
@@ -98,7 +99,7 @@ def sweet_spot(rows: Sequence[Fields], title: str) -> Figure:
     """Return at each precision: the mean with its 95 % interval, and a dot to the right of it for every episode.
     Hollow points are simulated in float."""
     base, colors = _exact(rows), _colors(rows)
-    drawn, (axes,) = style.panels(1, height=3.4)
+    drawn, (axes,) = style.panels(1, height=3.4, head=0.4)
     band(axes, base, "fp32, 95 % interval shaded")
     _margin(axes, base, base["mean"])
     order = draw(axes, rows, _scheme, colors)
@@ -108,7 +109,7 @@ def sweet_spot(rows: Sequence[Fields], title: str) -> Figure:
         look: Any = {"color": colors[_scheme(row)], "markersize": 2, "alpha": 0.6, "markeredgewidth": 0}
         axes.plot(order.index(row["precision"]) + aside, row["returns"], "o", zorder=1, **look)
     axes.set(xlabel="precision of the weights", ylabel=_returns(base), title=title)
-    axes.legend(loc="best")
+    style.legend(drawn, *axes.get_legend_handles_labels())
     return drawn
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import fill
@@ -34,6 +34,8 @@ BARS = SERIES[0]
 LEVELS = SERIES[1]
 MAX_TEXT = 160
 """Largest number of characters in a line of text."""
+LEGEND_CHARACTERS = 96
+"""Characters that fit side by side in a legend as wide as a figure."""
 PANEL_CHARACTERS = {1: 84, 2: 34, 3: 22}
 """Characters that fit over a panel, by the number of columns in the figure."""
 
@@ -113,6 +115,19 @@ def panels(
     if y:
         drawn.supylabel(y, fontsize=9)
     return drawn, grid[:count]
+
+
+def legend(drawn: Figure, handles: Sequence[Any], labels: Sequence[str]) -> None:
+    """Put the legend below the figure, outside the data, with as many columns as its labels allow.
+
+    Args:
+        drawn: The figure.
+        handles: Marks of the entries.
+        labels: Their texts.
+    """
+    if labels:
+        columns = LEGEND_CHARACTERS // (max(map(len, labels)) + 6)  # 6 are those of a mark
+        drawn.legend(handles, labels, loc="outside lower left", ncols=max(columns, 1))
 
 
 def plain(axis: Axis, numbers: str = "{x:g}") -> None:

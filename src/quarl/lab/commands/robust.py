@@ -31,7 +31,7 @@ from quarl.processes.signals import SIGNALLED
 from quarl.quant.spec import EXACT
 from quarl.readers import load
 from quarl.report import page, schema, style, tables
-from quarl.report.figures import points
+from quarl.report.figures import points, precision_colors
 from quarl.report.schema import Fields
 from quarl.rows import Column, Episodes, Interval, Mean, Measured, Precision, Row, by
 from quarl.specs import LEARNERS, PtqSpec
@@ -205,14 +205,16 @@ def _sentence(name: str, rows: Sequence[Fields]) -> str:
 
 @style.look()
 def draw(rows: Sequence[Fields], title: str) -> Figure:
-    """Draw return against the level of one disturbance, with a line for each precision and mode."""
+    """Draw return against the level of one disturbance: a color for each precision, dashed in dynamic mode."""
     levels = sorted({row["level"] for row in rows})
-    drawn, (axes,) = style.panels(1, title, height=3.4, x=rows[0]["disturbance"], y="return")
-    arms = by(rows, itemgetter("precision", "mode"))
+    drawn, (axes,) = style.panels(1, title, height=3.4, head=0.4, y="return")
+    axes.set_xlabel(rows[0]["disturbance"])
+    arms, colors = by(rows, itemgetter("precision", "mode")), precision_colors(row["precision"] for row in rows)
     for number, (arm, members) in enumerate(arms.items()):
         x = np.array([levels.index(row["level"]) for row in members]) + SHIFT * (number - (len(arms) - 1) / 2)
-        color = style.SERIES[number % len(style.SERIES)]
-        axes.plot(x, points(axes, x, members, color, " ".join(arm), 3.0), color=color)
+        color, dashes = colors[arm[0]], "--" if arm[1] == "dynamic" else "-"
+        mean = points(axes, x, members, color, "", 3.0)
+        axes.plot(x, mean, dashes, color=color, label=" ".join(arm).rstrip())
     axes.set_xticks(range(len(levels)), [f"{level:g}" for level in levels])
-    axes.legend()
+    style.legend(drawn, *axes.get_legend_handles_labels())
     return drawn
