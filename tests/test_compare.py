@@ -129,16 +129,22 @@ def test_the_command_writes_rows_and_a_figure_and_repeats_itself(agent, tmp_path
     for name, each in (("float", agent), ("broken", agent.quantize(2, scheme="naive"))):
         placed(each, max_episode_steps=120).save(f"{name}.quarl")
     words = ["compare", "float.quarl", "again=float.quarl", "broken.quarl", "--baseline", "again", "--seed", "2"]
-    assert main([*words, "--episodes", "auto", "--json", "rows.json", "-o", "out"]) == 0
+    assert (
+        main([*words, "--episodes", "auto", "--json", "rows.json", "--figure-format", "png", "pdf", "-o", "out"]) == 0
+    )
     document, shown = contracts.read(tmp_path / "rows.json"), capsys.readouterr().out
     assert [row["arm"] for row in document["rows"]] == ["again", "float.quarl", "broken.quarl"]
     assert [row["episodes"] for row in document["rows"]] == [120, 120, 30]  # 74 at least, at the third analysis
     assert [row["verdict"] for row in document["rows"]] == [None, "non-inferior", "inferior"]
     assert (tmp_path / "out/comparison.png").read_bytes().startswith(b"\x89PNG")
-    assert f"repeat: quarl {' '.join(words[:4])} --json rows.json --seed 2 --baseline again" in shown
+    assert (tmp_path / "out/comparison.pdf").read_bytes().startswith(b"%PDF")
+    options = "--json rows.json --figure-format png pdf --seed 2 --baseline again"
+    assert f"repeat: quarl {' '.join(words[:4])} {options}" in shown
+    assert rf"\texttt{{quarl {' '.join(words[:4])} " in (tmp_path / "out/tables.tex").read_text()
+    assert (tmp_path / "out/returns.csv").read_text().count("\n") == 1 + 120 + 120 + 30
     np.save("states.npy", np.zeros((50, 4), np.float32))
     assert main(["compare", "float.quarl", "broken.quarl", "--observations", "states.npy", "-o", "actions"]) == 0
-    assert [path.name for path in (tmp_path / "actions").iterdir()] == ["comparison.json"]
+    assert {path.name for path in (tmp_path / "actions").iterdir()} == {"comparison.json", "tables.tex"}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.collections import LineCollection
 
@@ -374,6 +375,12 @@ def test_the_report_of_a_run_is_a_page_tables_and_figures(study_file: Write, tmp
     assert "the 95 % interval of the loss stays under 5 % of the return in fp32" in page
     assert "the 95 % interval of the loss stays under 5 % of the return in fp32" in (out / "tables.md").read_text()
     assert {path.name for path in out.glob("*.png")} == {"bits.png"}
+    long, done = pd.read_csv(out / "returns.csv"), json.loads((out / "rows.json").read_text())["rows"]
+    assert len(long) == sum(len(row["returns"] or ()) for row in done) > 0
+    assert {"env_id", "method", "precision", "seed", "episode", "return"} <= {*long.columns}
+    assert main(["study", "report", str(out), "--figure-format", "pdf", "svg"]) == 0
+    assert {path.name for path in out.glob("bits.*")} == {"bits.pdf", "bits.svg"}
+    assert (out / "tables.tex").read_text().count("\\toprule") == (out / "tables.md").read_text().count("\n## ")
     assert main(["study", "run", str(study_file(policies.splitlines()[0], "{method: fp32}")), "-o", str(out)]) == 0
     assert main(["study", "report", str(out)]) == 0
     assert not list(out.glob("*.png"))
