@@ -42,6 +42,7 @@ def test_latex_escapes_markup_and_names_characters_it_lacks(rows):
     assert "\\input" not in text
 
 
+@pytest.mark.slow
 def test_latex_compiles_with_booktabs(rows, tmp_path):
     require.program("pdflatex")
     style = subprocess.run(["kpsewhich", "booktabs.sty"], capture_output=True)
