@@ -137,7 +137,8 @@ def to_latex(table: Cells, title: str, command: str = "") -> str:
         A table environment.
     """
     source = f"QuaRL {__version__}{f', commit {number}' if (number := commit()) else ''}"
-    caption = [f"{_latex(text[0].upper() + text[1:])}." for text in (title, table.caption) if text]
+    said = table.caption[:1].upper() + table.caption[1:]
+    caption = [f"{_latex(text)}." for text in (title, said) if text]
     repeat = rf"\texttt{{{_latex(command)}}}, " if command else ""
     lines = [" & ".join(map(_latex, row)) + r" \\" for row in ([each.heading for each in table.columns], *table.rows)]
     return "\n".join(
