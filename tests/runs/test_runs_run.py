@@ -118,7 +118,7 @@ def test_the_folder_is_one_of_the_zoo_s(tmp_path):
     assert row["folder"] == str(run)
     assert {path.name for path in run.iterdir() if not path.name.startswith("checkpoint-")} == {
         *("CartPole-v1", "CartPole-v1.zip", "best_model.zip", "best_model_vecnormalize.pkl", "evaluations.npz"),
-        *("best_model.yml", "command.txt", "metrics.jsonl", "report.html", "curve.png"),
+        *("best_model.yml", "command.txt", "metrics.jsonl", "report.html", "tables.tex", "curve.png"),
     }
     assert {path.name for path in (run / "CartPole-v1").iterdir()} == {"config.yml", "args.yml", "vecnormalize.pkl"}
     assert len(list(run.glob("checkpoint-*"))) == 2
