@@ -279,7 +279,9 @@ class _Pass:
 
         def covering(share: float) -> QParams:
             q = choose_qparams(low * share, high * share, bits, symmetric=symmetric)
-            step = np.float32(2.0 ** np.ceil(np.log2(q.scale))) if power else q.scale
+            if not power:
+                return q
+            step = np.float32(2.0 ** np.ceil(np.log2(q.scale)))
             wider = share * (step / q.scale)
             return replace(choose_qparams(low * wider, high * wider, bits, symmetric=symmetric), scale=step)
 

@@ -21,9 +21,8 @@ from quarl.envs.spaces import actions_of
 from quarl.errors import QuarlError, did_you_mean
 from quarl.evaluation import evaluate, split_by_time
 from quarl.export import verification
-from quarl.policy import artifact
 from quarl.policy.graph import QuantizedPolicy
-from quarl.post_training.measure import PtqRow
+from quarl.post_training.measure import PtqRow, precision_of
 from quarl.post_training.table import PtqTable
 from quarl.progress import progress
 from quarl.readers import find
@@ -269,27 +268,8 @@ def _facts(arm: Arm, home: Environment | None) -> Iterator[tuple[str, Any, str]]
 def _row(arm: Arm, **measured: Any) -> CompareRow:
     """Return the row of an arm with the fields that were measured; others are null."""
     name, policy, engine, _ = arm
-    spec, is_graph = policy.spec, not isinstance(engine, verification.Loaded)
-    return CompareRow(
-        **dict[str, Any](dict.fromkeys(each.name for each in fields(CompareRow)))
-        | {
-            "arm": name,
-            "precision": spec.precision,
-            "bits_weights": spec.weight_bits,
-            "bits_mean": policy.mean_bits if is_graph else spec.weight_bits,
-            "bits_of_layers": policy.bits_of_layers,
-            "bits_activations": spec.activation_bits or 32,
-            "scheme": spec.scheme.name,
-            "mode": spec.activations,
-            "engine": engine.name,
-            "measured": engine.measured,
-            "bytes": engine.file_bytes,
-            "payload": policy.payload if is_graph else None,
-            "bytes_packed": len(artifact.to_bytes(policy)) if is_graph else engine.file_bytes,
-            "coverage": policy.coverage if is_graph else None,
-        }
-        | measured
-    )
+    nulls = dict[str, Any](dict.fromkeys(each.name for each in fields(CompareRow)))
+    return CompareRow(**nulls | {"arm": name} | precision_of(policy, engine) | measured)
 
 
 def _of_actions(arms: Sequence[Arm], recorded: Callable[[QuantizedPolicy], Array]) -> Iterator[CompareRow]:
@@ -337,9 +317,8 @@ def _of_returns(arms: Sequence[Arm], home: Environment | None, asked: CompareSpe
         )
         yield _row(
             arm,
-            **judging.judged(played.returns, exact, asked.margin, asked.seed, looks)
+            **judging.judged(played.returns, exact, asked.margin, asked.seed, looks, verdict=verdict)
             | as_fields(played.success, "success", "success")
-            | (judging.fields_of(verdict) if verdict else {})
             | as_fields(better, "improvement", "improvement"),
             returns=played.returns.tolist(),
         )

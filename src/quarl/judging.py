@@ -159,6 +159,7 @@ def judged(
     looks: tuple[int, ...] = (),
     successes: tuple[Array, Array] | None = None,
     success_margin: float = ComparisonSpec.success_margin,
+    verdict: Verdict | None = None,
 ) -> dict[str, Any]:
     """Return the fields of a row about returns [episodes]: their summary, and the verdict on their loss against fp32.
 
@@ -170,28 +171,25 @@ def judged(
         looks: Numbers of episodes of the interim analyses, as in `sequential_verdict`, if there were several.
         successes: Successes of fp32 and of the quantized policy; None if the environment reports none.
         success_margin: Acceptable loss of successes in points.
+        verdict: The verdict, if it is known, as that of one of several policies is.
     """
     rng = np.random.default_rng(seed)
     row = {**asdict(stats.summary(returns, rng)), "margin_pct": margin_pct, "error_pct": None, **stats.NO_VERDICT}
     row["max_episodes"] = looks[-1] if len(looks) > 1 else None
     if exact is not None and exact.size == returns.size:
-        verdict = (
-            sequential_verdict(exact, returns, margin_pct, looks)
-            if len(looks) > 1
-            else stats.verdict(exact, returns, margin_pct, rng)
-        )
-        row |= fields_of(with_success(verdict, successes, success_margin, looks))
+        if verdict is None:
+            verdict = (
+                sequential_verdict(exact, returns, margin_pct, looks)
+                if len(looks) > 1
+                else stats.verdict(exact, returns, margin_pct, rng)
+            )
+            verdict = with_success(verdict, successes, success_margin, looks)
+        row |= verdict.to_json() | stats.as_fields(verdict.difference, "difference", "difference")
+        if verdict.success is not None:
+            gain = verdict.success.difference  # in points; a drop is a share
+            drop = Interval(point=-gain.point / 100, low=-gain.high / 100, high=-gain.low / 100)
+            row |= stats.as_fields(drop, "drop", "drop")
         row["error_pct"] = stats.error_pct(exact, returns, np.random.default_rng(seed))
-    return row
-
-
-def fields_of(verdict: Verdict) -> dict[str, Any]:
-    """Return the fields of a row that are the verdict's: its words, the difference and the share of lost successes."""
-    row = verdict.to_json() | stats.as_fields(verdict.difference, "difference", "difference")
-    if verdict.success is not None:
-        gain = verdict.success.difference  # in points; a drop is a share
-        drop = Interval(point=-gain.point / 100, low=-gain.high / 100, high=-gain.low / 100)
-        row |= stats.as_fields(drop, "drop", "drop")
     return row
 
 

@@ -167,8 +167,9 @@ def box(policy: QuantizedPolicy) -> dict[str, list[float]] | None:
 
 def _parts(policy: QuantizedPolicy) -> list[dict[str, Any]]:
     """Return names, sizes and initial numbers of the parts of the state; `start` is a number if all are equal."""
-    sizes = [shapes(policy)[port.computed][0] for port in ports(policy)[1:]]
-    about = zip(ports(policy)[1:], sizes, np.split(policy.state, np.cumsum(sizes)[:-1]), strict=True)
+    parts, shape_of = ports(policy)[1:], shapes(policy)
+    sizes = [shape_of[port.computed][0] for port in parts]
+    about = zip(parts, sizes, np.split(policy.state, np.cumsum(sizes)[:-1]), strict=True)
     return [{"name": port.name, "next": port.next, "size": n, "start": bounds(start)} for port, n, start in about]
 
 

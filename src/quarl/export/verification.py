@@ -375,11 +375,8 @@ def exported_file(path: Path) -> Path | None:
     if not (path / CONTRACT).is_file():
         return path if is_exported(path) else None
     full = read_document(path / CONTRACT)
-    return path / targets.file_of(
-        next((each for each in targets.TARGETS if each == full.get("target")), targets.TARGETS[0]),
-        str(full.get("name")),
-        full.get("package"),
-    )
+    target = full.get("target") if full.get("target") in targets.TARGETS else targets.TARGETS[0]
+    return path / targets.file_of(str(target), str(full.get("name")), full.get("package"))
 
 
 def is_exported(file: Path) -> bool:

@@ -97,7 +97,10 @@ def lstm(add: Append, name: str, x: str, last: tuple[str, str], weights: Weights
         weights: Weights of the gates i, f, g, o.
     """
     joined = add(Concat(f"{name}.joined", (x, last[0])))
-    i, f, g, o = (_gate(add, f"{name}.{gate}", joined, weights.gate(number)) for number, gate in enumerate("ifgo"))
+    i, f, g, o = (
+        _gate(add, f"{name}.{gate}", joined, weights.gate(number), "tanh" if gate == "g" else "sigmoid")
+        for number, gate in enumerate("ifgo")
+    )
     kept, new = add(Mul(f"{name}.kept", (f, last[1]))), add(Mul(f"{name}.new", (i, g)))
     cell = add(Add(f"{name}.cell", (kept, new)))
     return add(Mul(f"{name}.hidden", (o, add(Activation(f"{cell}.tanh", (cell,), "tanh"))))), cell
@@ -123,17 +126,16 @@ def gru(add: Append, name: str, x: str, last: str, weights: Weights, *, before: 
         total = add(Add(f"{name}.n", (direct, add(Mul(f"{name}.reset", (r, product))))))
         n = add(Activation(f"{name}.n.tanh", (total,), "tanh"))
     else:
-        n = _gate(add, f"{name}.g", add(Concat(f"{name}.both", (x, add(Mul(f"{name}.reset", (r, last)))))), new)
+        n = _gate(add, f"{name}.g", add(Concat(f"{name}.both", (x, add(Mul(f"{name}.reset", (r, last)))))), new, "tanh")
     # n + z (h - n) is (1 - z) n + z h without a rounding of 1 - z
     away = add(Add(f"{name}.away", (last, add(Scale(f"{name}.less", (n,), np.array(-1, np.float32))))))
     return add(Add(f"{name}.hidden", (n, add(Mul(f"{name}.kept", (z, away))))))
 
 
-def _gate(add: Append, name: str, joined: str, weights: Weights, function: str = "") -> str:
+def _gate(add: Append, name: str, joined: str, weights: Weights, function: str) -> str:
     """Add a layer that reads the input followed by the hidden state, and its function."""
     both = np.concatenate([weights.input, weights.hidden], axis=1)
     layer = add(Dense(name, (joined,), both, weights.input_bias + weights.hidden_bias))
-    function = function or ("tanh" if name[-1] == "g" else "sigmoid")
     return add(Activation(f"{name}.{function}", (layer,), function))
 
 

@@ -201,22 +201,29 @@ def measure(
 
 def _without_returns(policy: QuantizedPolicy, engine: Engine, timing: Timing) -> dict[str, Any]:
     """Return the fields of a row without episodes; those about returns are None."""
-    spec = policy.spec
-    return dict.fromkeys(field.name for field in fields(PtqRow)) | {
+    latency = {"latency_us_p50": timing.us_p50, "latency_us_p99": timing.us_p99}
+    nulls = dict.fromkeys(field.name for field in fields(PtqRow))
+    return nulls | precision_of(policy, engine) | {"episodes": 0, **latency}
+
+
+def precision_of(policy: QuantizedPolicy, engine: Engine) -> dict[str, Any]:
+    """Return the fields of a row about the precision and sizes of a policy, or of an exported file without operators.
+
+    The sizes of such a file are its own, and its bits those of its contract.
+    """
+    spec, is_graph = policy.spec, bool(policy.ops)
+    return {
         "precision": spec.precision,
         "bits_weights": spec.weight_bits,
-        "bits_mean": policy.mean_bits,
+        "bits_mean": policy.mean_bits if is_graph else spec.weight_bits,
         "bits_of_layers": policy.bits_of_layers,
         "bits_activations": spec.activation_bits or 32,
         "scheme": spec.scheme.name,
         "mode": spec.activations,
         "engine": engine.name,
         "measured": engine.measured,
-        "episodes": 0,
         "bytes": engine.file_bytes,
-        "payload": policy.payload,
-        "bytes_packed": len(artifact.to_bytes(policy)),
-        "latency_us_p50": timing.us_p50,
-        "latency_us_p99": timing.us_p99,
-        "coverage": policy.coverage,
+        "payload": policy.payload if is_graph else None,
+        "bytes_packed": len(artifact.to_bytes(policy)) if is_graph else engine.file_bytes,
+        "coverage": policy.coverage if is_graph else None,
     }

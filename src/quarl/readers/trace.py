@@ -78,7 +78,7 @@ def remembered(
         UnsupportedError: As `trace` does, or an observation beside a state is not one row of float32.
     """
     starts = [np.asarray(n, np.float32) for part in state for n in (part if isinstance(part, tuple) else (part,))]
-    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    device = _device(module)
     tensors = iter([torch.tensor(start, device=device) for start in starts])
     given = [tuple(next(tensors) for _ in part) if isinstance(part, tuple) else next(tensors) for part in state]
     translation = _Translation(module, [shape], dtype, module, scores=scores, state=given)
@@ -95,6 +95,11 @@ def remembered(
     network, *following = translation.results(sources, output, len(starts))
     carried = dict(zip([*translation.overwritten, *passed], following, strict=True))
     return {**remembering(graph, observation, network, carried), "width": network.size}
+
+
+def _device(module: nn.Module) -> torch.device:
+    """Return the device of the module's first parameter; the CPU if it has none."""
+    return next((p.device for p in module.parameters()), torch.device("cpu"))
 
 
 class _Unlimited(Budget):
@@ -117,7 +122,7 @@ class _Translation:
         scores: bool,
         state: Sequence[Any] | None = None,
     ) -> None:
-        device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        device = _device(module)
         self.rows = BATCH if state is None else 1
         inputs = (torch.zeros(self.rows, *shape, dtype=getattr(torch, dtype), device=device) for shape in shapes)
         exported = aten.exported(module, (*inputs, *(state or ())))
