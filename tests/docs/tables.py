@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
-from quarl.commands import demo
-
 CUTS = {
     "ptq": {"--episodes": 3},
     "distill": {"--episodes": 3, "--rounds": 1, "--updates": 20, "--states": 100, "--validation": 3},
@@ -71,10 +67,10 @@ GOALS = {
 }
 """Page: what its first block that writes, run in an empty folder, has written."""
 
-DEMO = "quarl-demo/CartPole-v1.quarl"
+MADE = {r"quarl-demo/[\w.-]+": ("quarl-demo", ["quarl", "demo"])}
+"""Folder that an installation of a page has made, and the command that makes it; the pattern is that of PLACED."""
 WILD = "../agents-wild/onnx"
 PLACED = {
-    re.escape(DEMO): (DEMO, str(demo.AGENT)),
     r"model\.zip": ("model.zip", "sb3/dqn/CartPole-v1_1/CartPole-v1.zip"),
     r"agent\.zip": ("agent.zip", "sb3/dqn/CartPole-v1_1/CartPole-v1.zip"),
     r"logs/dqn/CartPole-v1_1|dqn CartPole-v1 -f logs": ("logs/dqn/CartPole-v1_1", "sb3/dqn/CartPole-v1_1"),

@@ -17,7 +17,19 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tables import ADDED, CUTS, CUTS_IN_TEXT, CUTS_OF_GIVEN, CUTS_OF_RESUMED, GOALS, NOT_RUN, PLACED, SPELLINGS, WRITES
+from tables import (
+    ADDED,
+    CUTS,
+    CUTS_IN_TEXT,
+    CUTS_OF_GIVEN,
+    CUTS_OF_RESUMED,
+    GOALS,
+    MADE,
+    NOT_RUN,
+    PLACED,
+    SPELLINGS,
+    WRITES,
+)
 
 import require
 from documents import OUTPUTS, PAGES, PYTHON, ROOT, SHELLS, SHOWN, Block, blocks, links, relative, target, written
@@ -118,8 +130,12 @@ def test_what_a_page_shows_runs(step, folder_of, agents):
 
 def place(step: Step, folder: Path, agents: Path) -> None:
     """Puts there what the step takes for the reader's."""
+    text = step.command or step.program or step.block.text
+    for pattern, (name, words) in MADE.items():
+        if re.search(rf"(?<![\w./-])({pattern})(?![\w.])", text) and not (folder / name).exists():
+            run(words, folder)
     for pattern, (name, source) in PLACED.items():
-        wanted = re.search(rf"(?<![\w./-])({pattern})(?![\w.])", step.command or step.program or step.block.text)
+        wanted = re.search(rf"(?<![\w./-])({pattern})(?![\w.])", text)
         if wanted and not (folder / name).exists():
             if not (agents / source).exists():
                 require.missing("agents", f"{source} is not among them")
