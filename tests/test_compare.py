@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -181,13 +182,21 @@ def test_holm_rejects_as_its_steps_by_hand():
     assert stats.holm([lambda k: True] * 3) == [3, 3, 3]
 
 
+def judged(returns, times, successes=None):
+    """Verdicts on the arms after the first, which is their baseline."""
+    played = [SimpleNamespace(returns=each, successes=None) for each in returns]
+    for arm, won in zip(played, successes or (), strict=bool(successes)):
+        arm.successes = won
+    return verdicts(played, 5, 5, times, corrected=True)
+
+
 def test_one_arm_has_the_verdict_of_a_sequential_test_and_more_arms_wider_intervals():
     rng = np.random.default_rng(3)
     base = rng.normal(100, 10, 100)
     arms = [base + rng.normal(shift, 10, 100) for shift in (0, -3, -20)]
-    (alone,) = verdicts([base, arms[1]], 5, (100,))
+    (alone,) = judged([base, arms[1]], (100,))
     assert alone == sequential_verdict(base, arms[1], 5, (100,))
-    near, middle, far = verdicts([base, *arms], 5, (100,))
+    near, middle, far = judged([base, *arms], (100,))
     assert (near.verdict, far.verdict) == ("non-inferior", "inferior")
     # one other has gone in either direction
     assert middle.difference == sequential_verdict(base, arms[1], 5, (100,), 2).difference
@@ -237,6 +246,18 @@ def measured() -> dict[str, dict[str, np.ndarray]]:
 
 
 @pytest.mark.slow
+def test_several_arms_that_lose_five_points_of_success_are_rarely_called_non_inferior():
+    """Their returns are those of the baseline, so only successes decide."""
+    rng, wrong, runs, n = np.random.default_rng(0), 0, 1_500, 400
+    returns = [np.linspace(99, 101, n)] * 4
+    for _ in range(runs):
+        base = rng.random(n) < 0.9
+        arms = [np.where(rng.random(n) < 0.1, rng.random(n) < 0.4, base) for _ in range(3)]  # 85 % of each succeed
+        wrong += any(each.noninferior for each in judged(returns, (n,), [base, *arms]))
+    assert 0 < wrong <= binom.ppf(0.999, runs, 0.025)  # 6.5 % without the correction
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [(100,), looks(400, 5, 3)], ids=["fixed", "auto"])
 def test_several_arms_that_lose_the_margin_are_rarely_called_non_inferior(times):
     """Three arms with the differences that int8 had, moved to a loss of the margin: any non-inferior one is wrong."""
@@ -250,7 +271,7 @@ def test_several_arms_that_lose_the_margin_are_rarely_called_non_inferior(times)
                 moved = [loss[rng.integers(fp32.size, size=times[-1])] - loss.mean() - 0.05 * scale for _ in range(3)]
                 arms = [fp32[picked], *(fp32[picked] + each for each in moved)]
                 ends = [[arm[:n] for arm in arms] for n in times]
-                wrong += any(each.noninferior for end in ends for each in verdicts(end, 5, times))
+                wrong += any(each.noninferior for end in ends for each in judged(end, times))
                 runs += 1
     assert runs >= 400
     assert wrong <= binom.ppf(0.999, runs, 0.035)  # the bar of results/verdicts.md for one arm

@@ -27,13 +27,18 @@ from quarl.post_training.table import PtqTable
 from quarl.progress import progress
 from quarl.readers import find
 from quarl.report import schema
-from quarl.report.assessment import listed, takes_more
+from quarl.report.assessment import limits, listed, undecided
 from quarl.rows import Column
 from quarl.specs import CompareSpec
-from quarl.stats import INFERIOR, NONINFERIOR, UNDECIDED, as_fields, improvement_interval
+from quarl.stats import INFERIOR, NONINFERIOR, as_fields, improvement_interval
 
 Arm = tuple[str, QuantizedPolicy, Engine, Environment | None]
 """The name of an agent, its policy, the engine that runs it, and its environment, if it names one."""
+
+
+def _verdict(word: str | None, differs: bool | None, *parts: str | None) -> str:
+    """Return the cell of a verdict; its agent may be called fp32 or be in fp32, and is no baseline for that."""
+    return formats.verdict(word, differs, "", *parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +69,8 @@ class CompareRow(PtqRow):
         str | None,
         Column(
             "verdict",
-            formats.verdict,
-            of=("verdict", "differs"),
+            _verdict,
+            of=("verdict", "differs", "verdict_return", "verdict_success"),
             before="margin_pct",
             optional=True,
         ),
@@ -110,11 +115,9 @@ class Comparison(PtqTable):
         base, *others = schema.fields(self.rows)
         if base["observations"]:
             return [f"Fidelity, no return: actions are compared with those of {base['arm']}."]
-        name, limit = base["arm"], f"{base['margin_pct']:g} %"
-        than = {
-            NONINFERIOR: f"Non-inferior to {name} within {limit}",
-            INFERIOR: f"Inferior to {name} by more than {limit}",
-        }
+        name = base["arm"]
+        within, beyond = limits(base, others)
+        than = {NONINFERIOR: f"Non-inferior to {name} {within}", INFERIOR: f"Inferior to {name} {beyond}"}
         said = [
             f"{begin}: {listed(names)}."
             for word, begin in than.items()
@@ -124,16 +127,11 @@ class Comparison(PtqTable):
             return [
                 *said,
                 f"No agent can be called non-inferior with fewer than {needed:,} episodes: "
-                f"{formats.counted(len(others), 'agent')} against {name} at a margin of {limit}.",
+                f"{formats.counted(len(others), 'agent')} against {name} at a margin of "
+                f"{base['margin_pct']:g} %.",
             ]
-        return [
-            *said,
-            *(
-                f"{takes_more({**row, 'precision': row['arm']}, base['mean'])}."
-                for row in others
-                if row["verdict"] == UNDECIDED
-            ),
-        ]
+        arms = sum(row["verdict"] != NONINFERIOR for row in others)  # the divisor of Holm's last step
+        return said + undecided([{**row, "precision": row["arm"]} for row in others], base, arms)
 
 
 @checks_keywords
@@ -305,11 +303,7 @@ def _of_returns(arms: Sequence[Arm], home: Environment | None, asked: CompareSpe
             for name, policy, engine, _ in arms
         ]
         base, *others = judging.until_judged(plays, looks, asked.margin, asked.success_margin, corrected=True)
-    of_returns = judging.verdicts([base.returns, *(each.returns for each in others)], asked.margin, looks)
-    verdicts = (
-        judging.with_success(verdict, judging.successes_of(base, each), asked.success_margin, looks)
-        for verdict, each in zip(of_returns, others, strict=True)
-    )
+    verdicts = judging.verdicts([base, *others], asked.margin, asked.success_margin, looks, corrected=True)
     for arm, played, verdict in zip(arms, (base, *others), (None, *verdicts), strict=True):
         exact = None if verdict is None else base.returns[: len(played.returns)]
         better = (

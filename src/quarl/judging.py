@@ -71,12 +71,8 @@ def until_judged(
     """
     played = [play(episodes=looks[0]) for play in plays]
     for n, following in pairwise(looks):
-        judged = verdicts([each.returns for each in played], margin_pct, looks, corrected=corrected)
-        both = (
-            with_success(verdict, successes_of(played[0], each), success_margin, looks)
-            for verdict, each in zip(judged, played[1:], strict=True)
-        )
-        undecided = [i for i, verdict in enumerate(both, 1) if verdict.headline == UNDECIDED]
+        judged = verdicts(played, margin_pct, success_margin, looks, corrected=corrected)
+        undecided = [i for i, verdict in enumerate(judged, 1) if verdict.headline == UNDECIDED]
         for i in [0, *undecided] if undecided else []:
             played[i] = played[i].then(plays[i](episodes=following - n, first=n))
     return played
@@ -93,7 +89,7 @@ def successes_of(exact: Evaluation, played: Evaluation) -> tuple[Array, Array] |
 
 
 def with_success(
-    verdict: Verdict, successes: tuple[Array, Array] | None, margin: float, looks: tuple[int, ...] = ()
+    verdict: Verdict, successes: tuple[Array, Array] | None, margin: float, looks: tuple[int, ...] = (), arms: int = 1
 ) -> Verdict:
     """Return a verdict on returns together with that on successes, at the same analysis.
 
@@ -102,53 +98,59 @@ def with_success(
         successes: Successes of fp32 and of the quantized policy, paired by episode; None if there are none.
         margin: Acceptable loss of successes in percentage points.
         looks: Numbers of episodes of the interim analyses, as in `sequential_verdict`, if there were several.
+        arms: Number by which the level of 2.5 % is divided, because as many policies are compared with fp32.
     """
     if successes is None:
         return verdict
-    z = boundaries(looks)[looks.index(successes[0].size)] if len(looks) > 1 else stats.Z
+    several = len(looks) > 1
+    z = boundaries(looks, 0.025 / arms)[looks.index(successes[0].size)] if several else stats.z_of(arms)
     return replace(verdict, success=stats.judge_success(*successes, margin, z))
 
 
 def verdicts(
-    returns: Sequence[Array], margin_pct: float, looks: tuple[int, ...], *, corrected: bool = True
+    played: Sequence[Evaluation], margin_pct: float, success_margin: float, looks: tuple[int, ...], *, corrected: bool
 ) -> Iterator[Verdict]:
     """Yield the verdicts on several policies against fp32, with Holm's correction for their number.
 
     The tests of non-inferiority are a family, and those of inferiority are another one: in each, the probability of
-    one or more wrong verdicts is at most 2.5 %. The lower end of an interval has the level of Holm's step at which the
-    first family decided, the upper end that of the second, so that intervals and verdicts agree. Whether a policy
+    one or more wrong verdicts is at most that of a single policy's test. A policy's test is that of the worse of its
+    verdicts on return and on success. The lower end of an interval has the level of Holm's step at which the first
+    family decided, the upper end that of the second, so that intervals and verdicts agree. Whether a policy
     differs from fp32 is corrected by the number of policies (Bonferroni). Stopping at an interim analysis keeps these
     levels (Maurer and Bretz 2013, "Multiple testing in group sequential trials using graphical approaches").
 
     Args:
-        returns: Returns of fp32 [n], then those of the policies, each of as many first episodes as it needed.
+        played: Evaluations of fp32, then of the policies, each of as many first episodes as it needed.
         margin_pct: Acceptable loss in percent of the mean of fp32.
+        success_margin: Acceptable loss of successes in points.
         looks: Numbers of episodes of all analyses.
         corrected: False judges each policy as if it were the only one.
 
     Yields:
         A verdict for each policy.
     """
-    exact, *others = returns
+    exact, *others = played
 
     @cache
     def at(i: int, arms: int) -> Verdict:
-        pair = exact[: len(others[i])], others[i]
-        return sequential_verdict(*pair, margin_pct, looks, arms if corrected else 1)
+        pair, arms = (exact.returns[: len(others[i].returns)], others[i].returns), arms if corrected else 1
+        on_return = sequential_verdict(*pair, margin_pct, looks, arms)
+        return with_success(on_return, successes_of(exact, others[i]), success_margin, looks, arms)
 
     lows, highs = (
-        stats.holm([lambda arms, i=i, word=word: at(i, arms).verdict == word for i in range(len(others))])  # type: ignore[misc]
+        stats.holm([lambda arms, i=i, word=word: at(i, arms).headline == word for i in range(len(others))])  # type: ignore[misc]
         for word in (NONINFERIOR, INFERIOR)
     )
     for i, ends in enumerate(zip(lows, highs, strict=True)):
         low, high = (at(i, arms) for arms in ends)
-        word = NONINFERIOR if low.noninferior else INFERIOR if high.verdict == INFERIOR else UNDECIDED
-        yield replace(
-            low,
-            verdict=word,
-            differs=at(i, len(others)).differs,
-            difference=replace(low.difference, high=high.difference.high),
-        )
+        success = low.success and high.success and _between(low.success, high.success)
+        yield replace(_between(low, high), differs=at(i, len(others)).differs, success=success)
+
+
+def _between(low: Verdict, high: Verdict) -> Verdict:
+    """Return the verdict whose interval has the lower end of one and the upper end of the other."""
+    word = NONINFERIOR if low.verdict == NONINFERIOR else INFERIOR if high.verdict == INFERIOR else UNDECIDED
+    return replace(low, verdict=word, difference=replace(low.difference, high=high.difference.high))
 
 
 def judged(

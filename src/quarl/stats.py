@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -177,7 +178,7 @@ def drop_interval(fp32: Array, q: Array, z: float = Z) -> Interval:
 def judge_success(fp32: Array, q: Array, margin: float, z: float = Z) -> Verdict:
     """Return the verdict on the share of successes that q loses to fp32, by Newcombe's interval.
 
-    Without an episode that exactly one of the two wins, fewer than `fewest_successes` show no non-inferiority.
+    Without an episode that exactly one of the two wins, non-inferiority takes `fewest_successes` episodes.
 
     Args:
         fp32: True or false, by episode of fp32.
@@ -188,7 +189,7 @@ def judge_success(fp32: Array, q: Array, margin: float, z: float = Z) -> Verdict
     drop = drop_interval(fp32, q, z)
     gain = Interval(point=-100 * drop.point, low=-100 * drop.high, high=-100 * drop.low)
     judged = judge(gain, margin, enough=fp32.size >= FEWEST_EPISODES)
-    few = fp32.size < fewest_successes(margin) and bool((fp32 == q).all())
+    few = fp32.size < fewest_successes(margin, z) and bool((fp32 == q).all())
     return replace(judged, verdict=UNDECIDED) if few and judged.verdict == NONINFERIOR else judged
 
 
@@ -207,9 +208,14 @@ def success_over_seeds(pairs: Sequence[tuple[Array, Array]], margin: float) -> V
     return judge(replace(newcombe, low=min(newcombe.low, seeds.low), high=max(newcombe.high, seeds.high)), margin)
 
 
-def fewest_successes(margin: float) -> int:
+def fewest_successes(margin: float, z: float = Z) -> int:
     """Return the number of equal episodes that show a loss of successes below the margin, in points: 73 for 5."""
-    return math.ceil(Z**2 * (100 / margin - 1))
+    return math.ceil(z**2 * (100 / margin - 1))
+
+
+def z_of(arms: int) -> float:
+    """Return the quantile at 2.5 % divided by a number of policies that are compared with fp32."""
+    return NormalDist().inv_cdf(1 - 0.025 / arms)
 
 
 def ratio_interval(

@@ -34,10 +34,13 @@ class Sides(gymnasium.Env[Any, Any]):
         return self.point, 1.0, True, False, {"is_success": bool(action == (x > np.float32(SHARE) * y))}
 
 
-def table(**options: Any) -> quarl.PtqTable:
+def float_agent() -> quarl.Agent:
     layer = Dense("net", ("observation",), np.float32([[0, 0], [1, -SHARE]]), np.zeros(2, np.float32))
-    agent = quarl.Agent(Policy(observation_shape=(2,), ops=(layer,), head=ActionHead("argmax")))
-    return quarl.ptq(agent, [8, 2], scheme="naive", edge_bits="same", env=Sides(), **options)
+    return quarl.Agent(Policy(observation_shape=(2,), ops=(layer,), head=ActionHead("argmax")))
+
+
+def table(**options: Any) -> quarl.PtqTable:
+    return quarl.ptq(float_agent(), [8, 2], scheme="naive", edge_bits="same", env=Sides(), **options)
 
 
 def test_the_headline_is_the_worse_verdict_of_return_and_success() -> None:
@@ -73,3 +76,22 @@ def test_interim_analyses_go_on_until_success_is_decided_too() -> None:
     assert (eight.verdict, two.verdict) == ("non-inferior", "inferior")
     assert exact.episodes == max(eight.episodes, two.episodes)
     assert min(eight.episodes, two.episodes) > 60
+
+
+def test_a_comparison_shows_both_verdicts_and_names_both_margins() -> None:
+    agent = float_agent()
+    arms = {"base": agent, "fp32": agent, "two": agent.quantize("int2", scheme="naive")}
+    found = quarl.compare(arms, episodes=400, env=Sides())
+    assert (found[2].verdict_return, found[2].verdict_success) == ("non-inferior", "inferior")
+    shown = tables.cells(type(found[2]), schema.fields(found.rows))
+    assert "non-inferior (return and success)" in shown.rows[1]
+    assert "inferior (return non-inferior, success inferior)" in shown.rows[2]
+    assert found.verdicts == [
+        "Non-inferior to base within 5 % of return and 5 points of success: fp32.",
+        "Inferior to base by more than 5 % of return or 5 points of success: two.",
+    ]
+    few = quarl.compare({"base": agent, "fp32": agent}, episodes=72, env=Sides()).verdicts
+    assert few == [
+        "fp32: 72 episodes cannot show that it loses fewer than 5 points of success; even without a difference it "
+        "takes 73."
+    ]

@@ -8,7 +8,7 @@ from quarl.formats import counted, number
 from quarl.quant.spec import FLOAT_BITS
 from quarl.report.schema import Fields
 from quarl.rows import by
-from quarl.stats import FEWEST_EPISODES, INFERIOR, NONINFERIOR, STABLE_STD_PCT, UNDECIDED, fewest_successes
+from quarl.stats import FEWEST_EPISODES, INFERIOR, NONINFERIOR, STABLE_STD_PCT, UNDECIDED, fewest_successes, z_of
 
 
 def assess(rows: Sequence[Fields]) -> list[str]:
@@ -27,7 +27,7 @@ def assess(rows: Sequence[Fields]) -> list[str]:
         few = f"{counted(base['episodes'], 'episode')} {'is' if base['episodes'] == 1 else 'are'}"
         sentences = [f"No verdict: {few} too few, take {FEWEST_EPISODES} or more."]
     else:
-        sentences = [*_verdicts(rows, base), *_unpaired(rows, base), *_unstable(rows, base), *_undecided(rows, base)]
+        sentences = [*_verdicts(rows, base), *_unpaired(rows, base), *undecided(rows, base), *_unstable(rows, base)]
     measured = {row["precision"] for row in rows if row["measured"]}
     names = (
         f"{row['precision']} with scheme {row['scheme']}" if row["precision"] in measured else row["precision"]
@@ -62,10 +62,19 @@ def _unstable(rows: Sequence[Fields], base: Fields) -> list[str]:
     ]
 
 
-def _undecided(rows: Sequence[Fields], base: Fields) -> list[str]:
+def undecided(rows: Sequence[Fields], base: Fields, arms: int = 1) -> list[str]:
+    """Return how many episodes the verdict on return, or on success, of each undecided row takes.
+
+    Args:
+        rows: The rows.
+        base: The row of fp32.
+        arms: Number by which the level of the verdicts is divided.
+    """
     open_ = [row for row in rows if row is not base and row["verdict"] == UNDECIDED]
-    by_return = (row for row in open_ if row["max_episodes"] and of_return(row) == UNDECIDED)
-    return [f"{takes_more(row, base['mean'])}." for row in by_return] + list(filter(None, map(too_few, open_)))
+    by_return = (row for row in open_ if of_return(row) == UNDECIDED)
+    return [f"{takes_more(row, base['mean'])}." for row in by_return] + [
+        said for row in open_ if (said := too_few(row, arms))
+    ]
 
 
 def of_return(row: Fields) -> str:
@@ -73,9 +82,9 @@ def of_return(row: Fields) -> str:
     return str(row["verdict_return"] or row["verdict"])
 
 
-def too_few(row: Fields) -> str:
+def too_few(row: Fields, arms: int = 1) -> str:
     """Return a sentence if success is undecided after fewer episodes than equal ones would take; empty otherwise."""
-    needed = fewest_successes(row["success_margin"]) if row["verdict_success"] == UNDECIDED else 0
+    needed = fewest_successes(row["success_margin"], z_of(arms)) if row["verdict_success"] == UNDECIDED else 0
     if row["episodes"] >= needed:
         return ""
     return (
@@ -93,19 +102,21 @@ def takes_more(row: Fields, exact: float) -> str:
     return f"{row['precision']} has no verdict after {row['episodes']:,} episodes; it takes {some}"
 
 
+def limits(base: Fields, rows: Sequence[Fields]) -> tuple[str, str]:
+    """Return the margins of rows in words, for those that are within and those that are beyond; base: row of fp32."""
+    points = [f"{row['success_margin']:g} points of success" for row in rows if row["success_margin"]][:1]
+    both = [f"{base['margin_pct']:g} %{' of return' * len(points)}", *points]
+    return f"within {listed(both)}", f"by more than {' or '.join(both)}"
+
+
 def _verdicts(rows: Sequence[Fields], base: Fields) -> list[str]:
     others = (row for row in rows if row is not base)
     groups = by(others, lambda row: "" if row["precision"] in FLOAT_BITS else row["scheme"])
     sentences = []
     for scheme, members in groups.items():
         name = f" with scheme {scheme}" if scheme else ""
-        points = [f"{row['success_margin']:g} points of success" for row in members if row["success_margin"]][:1]
-        limits = [f"{base['margin_pct']:g} %{' of return' * len(points)}", *points]
-        than = {
-            NONINFERIOR: f" to fp32 within {listed(limits)}",
-            UNDECIDED: "",
-            INFERIOR: f" to fp32 by more than {' or '.join(limits)}",
-        }
+        within, beyond = limits(base, members)
+        than = {NONINFERIOR: f" to fp32 {within}", UNDECIDED: "", INFERIOR: f" to fp32 {beyond}"}
         for word, about in than.items():
             alike = [row for row in members if row["verdict"] == word]
             worst = max(alike, key=lambda row: row["error_pct"] or 0.0, default=base)
