@@ -314,5 +314,5 @@ def _of_returns(arms: Sequence[Arm], home: Environment | None, asked: CompareSpe
             **judging.judged(played.returns, exact, asked.margin, asked.seed, looks, verdict=verdict)
             | as_fields(played.success, "success", "success")
             | as_fields(better, "improvement", "improvement"),
-            returns=played.returns.tolist(),
+            **played.by_episode(),
         )

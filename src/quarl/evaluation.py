@@ -87,6 +87,11 @@ class Evaluation:
         """Share of successful episodes with Wilson's 95 % interval; None if the environment reports no successes."""
         return None if self.successes is None else stats.wilson_interval(self.successes)
 
+    def by_episode(self) -> dict[str, Any]:
+        """Return the fields of a row that list episodes."""
+        won = None if self.successes is None else self.successes.tolist()
+        return {"returns": self.returns.tolist(), "lengths": self.lengths.tolist(), "successes": won}
+
     @property
     def num_steps(self) -> int:
         """Number of environment steps in all episodes."""

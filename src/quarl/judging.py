@@ -207,7 +207,7 @@ def against(played: Evaluation, exact: Evaluation, asked: ComparisonSpec, seed: 
     seed, fp32 = asked.seed if seed is None else seed, exact.returns[: len(played.returns)]
     about: Any = {"successes": successes_of(exact, played), "success_margin": asked.success_margin}
     row = judged(played.returns, fp32, asked.margin, seed, looks_of(asked), **about)
-    return row | stats.as_fields(played.success, "success", "success") | {"returns": played.returns.tolist()}
+    return row | stats.as_fields(played.success, "success", "success") | played.by_episode()
 
 
 def fidelity(policy: Policy, exact: Array, actions: Array) -> dict[str, Any]:

@@ -168,6 +168,8 @@ ErrorMax = Annotated[
     "Largest such difference of one component. Null for discrete actions.",
 ]
 Returns = Annotated[list[float] | None, "Return of each episode, in the same order for all precisions."]
+Lengths = Annotated[list[int] | None, "Steps of each episode."]
+Successes = Annotated[list[bool] | None, "Success of each episode; null if the environment does not report it."]
 Steps = Annotated[int, Column("steps", "{:,}".format), "Environment steps."]
 Saturated = Annotated[
     float | None,

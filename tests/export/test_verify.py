@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from test_export import agent
 import networks
 from quarl.cli import main
 from quarl.errors import QuarlError
-from quarl.export import contract, export, golden, quantised, runtimes, targets
+from quarl.export import contract, export, golden, quantised, runtimes, targets, verification
 from quarl.export.equal import DIFFERS, VerifyRow, compare, held
 from quarl.export.verification import verify
 from quarl.policy import artifact
@@ -139,6 +140,16 @@ def test_an_agent_that_is_gone_or_changed_costs_the_comparison_and_is_said(folde
     assert done[-1].check == "return"
     (tmp_path / "agent.quarl").write_bytes(b"another")
     assert "has changed since" in rows(tmp_path / "out", names=["litert"], episodes=3)[1][0]
+
+
+def test_an_agent_that_loses_successes_at_the_same_return_is_inferior_by_a_row_of_its_own():
+    runtime, returns = SimpleNamespace(name="litert", version="1"), np.ones(100)
+    before = SimpleNamespace(returns=returns, successes=np.arange(100) < 100)
+    after = SimpleNamespace(returns=returns, successes=np.arange(100) < 80)
+    on_return, success = verification._judged(runtime, after, before, 5.0, 0)
+    assert (on_return.check, on_return.result) == ("return", "non-inferior")
+    assert (success.check, success.result, success.count) == ("success", "inferior", 100)
+    assert success.detail.startswith("80 %, fp32 100 %; 95 % interval of the difference [−28.9, −12.4]")
 
 
 def sealed_anew(folder):

@@ -65,6 +65,22 @@ def test_verdicts_are_corrected_for_the_number_of_comparisons():
     assert [row.verdict for row in robust.rows(config, more, {"delay": 0.0})] == [None, "undecided"]
 
 
+def test_success_counts_as_much_as_return_and_is_corrected_too():
+    steady = [1.0] * 200
+    records = [cell(source, precision, steady) for source in ("none", "delay 1") for precision in ("fp32", "int8")]
+    for record_, won in zip(records, (200, 200, 200, 150), strict=True):
+        record_.result.update({"successes": [at < won for at in range(200)], "lengths": [7] * 200})
+    config = RobustConfig(model="m", levels=("delay:1",), episodes=200)
+    fp32, _, int8, worse = robust.rows(config, records, {"delay": 0.0})
+    assert (fp32.success, fp32.verdict, int8.verdict) == (1.0, None, "non-inferior")
+    assert (worse.success, worse.verdict_return, worse.verdict) == (0.75, "non-inferior", "inferior")
+    assert (worse.successes.count(True), worse.lengths, int8.success_margin) == (150, [7] * 200, 5.0)
+    # without a lost episode 200 show less than 5 points in 40 comparisons at most, which take 199
+    for others, word in ((38, "non-inferior"), (60, "undecided")):
+        more = [*records[:2], *(cell(f"noise {level}", "int8", [], state="todo") for level in range(others))]
+        assert robust.rows(config, more, {"delay": 0.0})[1].verdict == word
+
+
 def test_a_sweep_of_levels_is_a_study_of_one_policy(tmp_path: Path):
     levels, bits = ("noise:0.5", "length:2,0.5"), ("8", "4", "int8", "fp32")
     config = RobustConfig(model="m", levels=levels, bits=bits, output=tmp_path)

@@ -80,11 +80,24 @@ def scores(folder, seeds=3, episodes=4):
 
 def test_grouped_returns_are_the_score_matrices_of_rliable(tmp_path):
     long, grouped, made = scores(tmp_path)
-    assert list(long.columns) == ["env_id", "algo", "precision", "seed", "episode", "return"]
+    assert list(long.columns) == ["env_id", "algo", "precision", "seed", "episode", "return", "length", "success"]
     assert len(long) == 2 * 3 * 2 * 4
     assert grouped.keys() == made.keys()
     for precision, matrix in grouped.items():
         np.testing.assert_allclose(matrix, made[precision], rtol=1e-12)
+
+
+def test_returns_have_lengths_and_successes_where_they_are_known(tmp_path):
+    both = {"precision": "fp32", "returns": [1.0, 2.0], "lengths": [7, 8], "successes": [True, False]}
+    rows = [both, {"precision": "int8", "returns": [3.0], "lengths": [9], "successes": None}]
+    tables.write_returns({"rows": [*rows, {"precision": "int4", "returns": [4.0]}]}, tmp_path)
+    assert (tmp_path / "returns.csv").read_text().splitlines() == [
+        "precision,episode,return,length,success",
+        "fp32,0,1.0,7,True",
+        "fp32,1,2.0,8,False",
+        "int8,0,3.0,9,",
+        "int4,0,4.0,,",
+    ]
 
 
 def test_rliable_reads_the_grouped_returns(tmp_path):

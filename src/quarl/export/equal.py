@@ -34,8 +34,8 @@ class VerifyRow(Row):
     command = "verify"
     check: Annotated[str, Column("check")]
     """sha256 of files, contract, golden vectors, sequence (with the file's own state), rollout (fresh observations),
-    recorded observations, against fp32 (on a kind of states), return (episodes); of C: 32-bit sums, points of the first
-    grid, or grid of a layer."""
+    recorded observations, against fp32 (on a kind of states), return or success (episodes); of C: 32-bit sums, points
+    of the first grid, or grid of a layer."""
     runtime: Annotated[str | None, Column("runtime", lambda name: name or "")] = None
     version: Annotated[str | None, Column("version", lambda version: version or "")] = None
     arithmetic: Annotated[str | None, Column("arithmetic", lambda arithmetic: arithmetic or "")] = None
@@ -43,8 +43,8 @@ class VerifyRow(Row):
     count: Annotated[int | None, Column("of", formats.count)] = None
     """Number of files, observations, episodes, calls, points or codes."""
     result: Annotated[str, Column("result")] = "intact"
-    """intact, equal, or equal within a tolerance; the verdict on returns; reported, which no limit judges; proven or
-    not proven; all run; cannot saturate, saturates, or not decided; differs."""
+    """intact, equal, or equal within a tolerance; the verdict on returns or successes; reported, which no limit judges;
+    proven or not proven; all run; cannot saturate, saturates, or not decided; differs."""
     static: Annotated[float | None, Column("static %", formats.three_digits, optional=True)] = None
     """With --envelope: actions that differ from those of fp32, in percent; for continuous ones their RMS error, in
     percent of the range."""

@@ -17,7 +17,7 @@ from quarl.arrays import Array
 from quarl.calibration import quantize
 from quarl.envs.environment import Environment, in_environment
 from quarl.errors import MissingEnvironmentError, MissingPackageError, QuarlError, UnsupportedError
-from quarl.evaluation import evaluate
+from quarl.evaluation import Evaluation, evaluate
 from quarl.export import contract, golden, runtimes, targets
 from quarl.export.contract import CONTRACT, GOLDEN, POLICY, SUMS, Exported
 from quarl.export.damage import place
@@ -27,11 +27,13 @@ from quarl.export.runtimes import Runtime
 from quarl.export.states import disagreements, rollout
 from quarl.inert.reading_budget import read_json, reading
 from quarl.inert.zip import read_bytes
-from quarl.judging import fidelity_on
+from quarl.judging import fidelity_on, successes_of
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
 from quarl.quant.spec import EXACT
 from quarl.readers import load
+from quarl.specs import ComparisonSpec
+from quarl.stats import Verdict
 
 CODE = {"policy.h", "policy_selftest.c", *targets.FILES.values()}
 """Files that only some targets write, besides those in all folders, with their usual names."""
@@ -172,8 +174,8 @@ def verify(
             if policy.state.size:
                 yield held_in_order(policy, compared["golden vectors"], runtime)
         if home is not None and episodes:
-            played = _return(exported, Loaded(runtime, path), episodes, seed, home)
-            yield _judged(runtime, played, baseline, margin_pct, seed)
+            played = _play(exported, Loaded(runtime, path), episodes, seed, home)
+            yield from _judged(runtime, played, baseline, margin_pct, seed)
         ran |= policy is not None or bool(home is not None and episodes)
     if not (ran or regenerated):
         raise QuarlError(
@@ -184,10 +186,10 @@ def verify(
 
 def _baseline(
     folder: Path, full: dict[str, Any], agent: Path | None, episodes: int, seed: int, home: Environment
-) -> Generator[str, None, Array | None]:
+) -> Generator[str, None, Evaluation | None]:
     """Return the episodes of the exported agent in fp32; if it cannot play, yield the reason and return None."""
     try:
-        return _return(_source(folder, full, agent), "litert", episodes, seed, home)
+        return _play(_source(folder, full, agent), "litert", episodes, seed, home)
     except QuarlError as error:
         yield f"left out: return against fp32 ({error})"
         return None
@@ -225,28 +227,41 @@ def _regenerated(
     return True
 
 
-def _return(policy: QuantizedPolicy, engine: Any, episodes: int, seed: int, home: Environment) -> Array:
-    """Return the returns [episodes] of the greedy actions."""
-    return evaluate(policy, engine=engine, episodes=episodes, seed=seed, environment=home, stochastic=False).returns
+def _play(policy: QuantizedPolicy, engine: Any, episodes: int, seed: int, home: Environment) -> Evaluation:
+    """Play episodes with the greedy actions."""
+    return evaluate(policy, engine=engine, episodes=episodes, seed=seed, environment=home, stochastic=False)
 
 
-def _judged(runtime: Runtime, played: Array, baseline: Array | None, margin_pct: float, seed: int) -> VerifyRow:
-    """Return the row of a runtime's returns, compared with those of the same episodes in fp32 if they exist."""
-    about: dict[str, Any] = {"runtime": runtime.name, "version": runtime.version, "count": len(played)}
+def _judged(
+    runtime: Runtime, played: Evaluation, baseline: Evaluation | None, margin_pct: float, seed: int
+) -> Iterator[VerifyRow]:
+    """Yield the rows of a runtime's returns and successes, compared with the same episodes in fp32 if they exist."""
+    about: dict[str, Any] = {"runtime": runtime.name, "version": runtime.version, "count": len(played.returns)}
     if baseline is None:
-        summary = stats.summary(played, np.random.default_rng(seed))
+        summary = stats.summary(played.returns, np.random.default_rng(seed))
         interval = formats.interval(summary.ci_low, summary.ci_high)
-        return VerifyRow(check="return", **about, result=f"{summary.mean:.1f}", detail=f"95 % interval {interval}")
-    word, interval = _verdict(baseline, played, margin_pct, seed)
-    detail = f"{played.mean():.1f}, fp32 {baseline.mean():.1f}; {interval}"
-    return VerifyRow(check="return", **about, result=word, detail=detail)
+        yield VerifyRow(check="return", **about, result=f"{summary.mean:.1f}", detail=f"95 % interval {interval}")
+        return
+    for check, word, detail in _verdicts(baseline, played, "fp32", margin_pct, seed):
+        yield VerifyRow(check=check, **about, result=word, detail=detail)
 
 
-def _verdict(before: Array, after: Array, margin_pct: float, seed: int) -> tuple[str, str]:
-    """Return the verdict on paired returns, and its interval in words."""
-    verdict = stats.verdict(before, after, margin_pct, np.random.default_rng(seed))
+def _verdicts(
+    before: Evaluation, after: Evaluation, name: str, margin_pct: float, seed: int
+) -> Iterator[tuple[str, str, str]]:
+    """Yield (what, verdict, detail) of the returns, and of the successes if the environment reports them."""
+    verdict = stats.verdict(before.returns, after.returns, margin_pct, np.random.default_rng(seed))
+    means = f"{after.returns.mean():.1f}, {name} {before.returns.mean():.1f}"
+    yield "return", verdict.verdict, f"{means}; {_interval(verdict, f'{margin_pct:g} %')}"
+    if won := successes_of(before, after):
+        success = stats.judge_success(*won, ComparisonSpec.success_margin)
+        shares = f"{100 * won[1].mean():.0f} %, {name} {100 * won[0].mean():.0f} %"
+        yield "success", success.verdict, f"{shares}; {_interval(success, f'{success.margin:g} points')}"
+
+
+def _interval(verdict: Verdict, margin: str) -> str:
     ends = formats.interval(verdict.difference.low, verdict.difference.high)
-    return verdict.verdict, f"95 % interval of the difference {ends}, margin {margin_pct:g} %"
+    return f"95 % interval of the difference {ends}, margin {margin}"
 
 
 def judged(
@@ -277,15 +292,13 @@ def judged(
         return
     exact = before if isinstance(before, QuantizedPolicy) else quantize(before, EXACT)
     try:
-        old, new = (_return(each, "litert", episodes, seed, environment) for each in (exact, after))
+        old, new = (_play(each, "litert", episodes, seed, environment) for each in (exact, after))
     except MissingEnvironmentError as error:
         yield f"its return is not measured: {error}"
         return
-    word, interval = _verdict(old, new, 5.0, seed)
-    yield (
-        f"return {new.mean():.1f} {after.spec.in_words}, {old.mean():.1f} {exact.spec.in_words}, {episodes} episodes: "
-        f"{word} ({interval}){'; the file names no fp32 to compare both with' if is_quantized(before) else ''}"
-    )
+    unknown = "; the file names no fp32 to compare both with" if is_quantized(before) else ""
+    for what, word, detail in _verdicts(old, new, exact.spec.in_words, 5.0, seed):
+        yield f"{what} {after.spec.in_words}, {episodes} episodes: {word} ({detail}){unknown}"
 
 
 def _check_sums(folder: Path, edited: bool) -> int:

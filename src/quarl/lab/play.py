@@ -80,8 +80,7 @@ def returns(policy: QuantizedPolicy, work: Mapping[str, Any], environment: Envir
         "payload": policy.payload,
         "bytes_packed": len(artifact.to_bytes(policy)),
         "env_steps": played.num_steps,
-        "returns": played.returns.tolist(),
-        "successes": None if played.successes is None else played.successes.tolist(),
+        **played.by_episode(),
     }
 
 

@@ -21,6 +21,7 @@ from quarl.rows import (
     Episodes,
     Error,
     Interval,
+    Lengths,
     Mean,
     Method,
     Minutes,
@@ -28,6 +29,7 @@ from quarl.rows import (
     Returns,
     Row,
     Success,
+    Successes,
     SuccessMargin,
     by,
 )
@@ -89,6 +91,9 @@ class CellRow(Named, Row):
     """Round of the chosen snapshot (0 is the calibrated policy), its updates, states and validation_mean,
     validation_episodes, and seconds: validation_s, and distillation_s without them. Null for other methods."""
     returns: Returns
+    lengths: Lengths
+    """Null in cells of older versions, like `successes`."""
+    successes: Successes
 
 
 def _verdict(state: str, verdict: str | None, *about: Any) -> str:

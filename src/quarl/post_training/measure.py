@@ -28,11 +28,13 @@ from quarl.rows import (
     ErrorMax,
     ErrorRms,
     JudgedRow,
+    Lengths,
     MaxEpisodes,
     Measured,
     Payload,
     Returns,
     Scheme,
+    Successes,
 )
 from quarl.specs import PATH, PtqSpec
 
@@ -114,6 +116,8 @@ class PtqRow(JudgedRow):
     coverage: Annotated[float | None, Column("covered %", formats.percent, caption="{} % of the weights covered")]
     """Share of the policy's weights that are quantized."""
     returns: Returns = field(repr=False)
+    lengths: Lengths = field(repr=False)
+    successes: Successes = field(repr=False)
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)

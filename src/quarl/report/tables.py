@@ -8,6 +8,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -34,6 +35,8 @@ IDENTITY = (
     "scheme",
     "mode",
     "actor_precision",
+    "disturbance",
+    "level",
     "seed",
 )
 """Fields that identify the policy of an episode, in a document or in its rows."""
@@ -176,16 +179,16 @@ def write_latex(folder: Path, title: str, tables: Sequence[tuple[str, Cells]], c
 def write_returns(document: Document, folder: Path) -> None:
     """Write returns.csv with a line for each episode of the document's rows, if there are any.
 
-    A line has the fields that identify the policy, the index of the episode and its return.
+    A line has the fields that identify the policy, the index of the episode, its return, and its length and success
+    if they are known.
     """
-    known = [
-        {name: value for name, value in {**document, **row}.items() if name in IDENTITY} for row in document["rows"]
-    ]
-    long = [
-        {**{name: fields[name] for name in IDENTITY if name in fields}, "episode": index, "return": value}
-        for fields, row in zip(known, document["rows"], strict=True)
-        for index, value in enumerate(row.get("returns") or ())
-    ]
+    long = []
+    for row in document["rows"]:
+        fields = {**document, **row}
+        known = {name: fields[name] for name in IDENTITY if name in fields}
+        listed = zip_longest(*(row.get(name) or () for name in ("returns", "lengths", "successes")))
+        for index, episode in enumerate(listed):
+            long.append(known | {"episode": index} | dict(zip(("return", "length", "success"), episode, strict=True)))
     if long:
         write_bytes(to_csv(long).encode(), folder / "returns.csv")
 

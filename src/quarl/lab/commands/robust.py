@@ -20,10 +20,11 @@ from quarl.envs.checked import Checked, held
 from quarl.envs.environment import Environment, home_of, in_environment
 from quarl.errors import QuarlError
 from quarl.files import locked
+from quarl.judging import with_success
 from quarl.lab.cells import DONE, FP32, PTQ
 from quarl.lab.commands import study
 from quarl.lab.disturbances import Disturbance
-from quarl.lab.rows import returns
+from quarl.lab.rows import both_successes, returns
 from quarl.lab.store import Record
 from quarl.policy import artifact
 from quarl.policy.graph import Policy, is_quantized
@@ -31,10 +32,25 @@ from quarl.processes.signals import SIGNALLED
 from quarl.quant.spec import EXACT
 from quarl.readers import load
 from quarl.report import page, schema, style, tables
+from quarl.report.assessment import too_few
 from quarl.report.figures import points, precision_colors
 from quarl.report.schema import Fields
-from quarl.rows import Column, Episodes, Interval, Mean, Measured, Precision, Row, by
-from quarl.specs import LEARNERS, PtqSpec
+from quarl.rows import (
+    VERDICTS,
+    Column,
+    Episodes,
+    Interval,
+    Lengths,
+    Mean,
+    Measured,
+    PartOfVerdict,
+    Precision,
+    Returns,
+    Row,
+    Successes,
+    by,
+)
+from quarl.specs import LEARNERS, ComparisonSpec, PtqSpec
 
 POLICY = "policy.safetensors"
 """The float policy in the folder, with its environment."""
@@ -61,14 +77,29 @@ class RobustRow(Row):
     mean: Mean
     ci_low: Interval
     ci_high: float | None
+    success: Annotated[
+        float | None,
+        Column("success %", formats.shares, of=("success", "success_low", "success_high"), optional=True),
+    ]
+    """Share of episodes whose last step has `is_success`, with Wilson's 95 % interval; null if none has it."""
+    success_low: float | None
+    success_high: float | None
     measured: Measured
-    verdict: Annotated[str | None, Column("verdict", formats.verdict, of=("verdict", "differs", "precision"))]
-    """Verdict on the mean difference to fp32 under the same disturbance, paired by episode, by Student's interval. The
-    interval is corrected for the number of comparisons (Bonferroni)."""
+    verdict: Annotated[str | None, Column("verdict", formats.verdict, of=VERDICTS)]
+    """Verdict on the mean difference to fp32 under the same disturbance, paired by episode, by Student's interval. If
+    the environment reports successes, it is the worse of this and of that on them, by Newcombe's interval. The
+    intervals are corrected for the number of comparisons (Bonferroni)."""
+    verdict_return: PartOfVerdict
+    verdict_success: PartOfVerdict
+    success_margin: float | None
+    """Acceptable loss of successes in percentage points; null without successes."""
     differs: bool | None
-    """True if that interval does not contain 0."""
+    """True if the interval of the return does not contain 0."""
     holds: Annotated[bool, Column("holds", lambda holds: "yes" if holds else "no")] = True
     """True if it is non-inferior at this level and at all levels between it and the undisturbed one; true for fp32."""
+    returns: Returns
+    lengths: Lengths
+    successes: Successes
 
 
 def run(config: RobustConfig) -> int:
@@ -132,7 +163,7 @@ def rows(config: RobustConfig, records: Sequence[Record], usual: Mapping[str, fl
         records: All cells of the study, each level's fp32 first.
         usual: Undisturbed level of each disturbance.
     """
-    comparisons = sum(record.method != FP32 for record in records)
+    comparisons = _comparisons(records)
     done = by((record for record in records if record.state == DONE), lambda record: record.source)
     found: list[RobustRow] = []
     for name, levels in config.sweeps().items():
@@ -151,15 +182,26 @@ def rows(config: RobustConfig, records: Sequence[Record], usual: Mapping[str, fl
     return found
 
 
+def _comparisons(records: Sequence[Record]) -> int:
+    """Return the number of cells that are compared with fp32."""
+    return sum(record.method != FP32 for record in records)
+
+
 def _source(name: str, level: float) -> str:
     return f"{name} {level:.15g}"
 
 
 def _row(name: str, level: float, record: Record, exact: Record, margin: float, comparisons: int) -> RobustRow:
     """Return the row of a finished cell, compared with fp32 under the same disturbance."""
-    played, base = returns(record), returns(exact)
+    played, base, won = returns(record), returns(exact), both_successes(exact, record)
     verdict = stats.judge(stats.over_few(played - base, comparisons), margin * abs(float(base.mean())))
-    is_compared = record.method != FP32
+    verdict = with_success(verdict, won, ComparisonSpec.success_margin, arms=comparisons)
+    judged: dict[str, Any] = dict.fromkeys(
+        ("verdict", "differs", "verdict_return", "verdict_success", "success_margin")
+    )
+    episodes: dict[str, Any] = {name: record.result.get(name) for name in ("returns", "lengths", "successes")}
+    if is_compared := record.method != FP32:
+        judged |= {name: value for name, value in verdict.to_json().items() if name in judged}
     return RobustRow(
         disturbance=name,
         level=level,
@@ -167,9 +209,10 @@ def _row(name: str, level: float, record: Record, exact: Record, margin: float, 
         mode=record.mode if is_compared else "",
         episodes=record.episodes,
         **stats.as_fields(stats.bootstrap_interval(played, np.random.default_rng(0)), "mean", "ci"),
+        **stats.as_fields(stats.wilson_interval(won[1]) if won else None, "success", "success"),
         measured=record.result["measured"],
-        verdict=verdict.verdict if is_compared else None,
-        differs=verdict.differs if is_compared else None,
+        **judged,
+        **episodes,
     )
 
 
@@ -177,8 +220,11 @@ def _report(config: RobustConfig, title: str, records: Sequence[Record], rows: S
     """Show a table of each sweep, and write rows, figures and page; return the exit code."""
     document = schema.document(RobustRow, rows, model=config.model, env_id=config.env, seed=config.seed)
     schema.write(document, config.output / "rows.json")
+    tables.write_returns(document, config.output)
     sweeps = by(document["rows"], itemgetter("disturbance"))
     said = [_sentence(name, members) for name, members in sweeps.items()]
+    few = (too_few(row, _comparisons(records)) for row in document["rows"])
+    said += dict.fromkeys(filter(None, few))
     for name, members in sweeps.items():
         terminal.show(RobustRow, members, f"{title}: {name}")
     page.write(
