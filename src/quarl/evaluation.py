@@ -64,7 +64,8 @@ class Evaluation:
     seeds: Array
     """Seeds with which the episodes were reset, int64 [episodes]."""
     successes: Array | None
-    """`info["is_success"]` of each episode's last step, bool [episodes]; None if the environment does not report it."""
+    """`info["is_success"]` of each episode's last step, bool [episodes], false where it is missing; None if it always
+    is."""
     wall_s: float
     """Seconds from the first action to the end of the last episode, including the resets in between."""
     engine_s: float
@@ -78,7 +79,7 @@ class Evaluation:
         """Return these episodes followed by those of `more`, whose indices continue the ones here."""
         arrays = ("returns", "lengths", "seeds")
         joined: dict[str, Any] = {name: np.concatenate([getattr(self, name), getattr(more, name)]) for name in arrays}
-        both = None if self.successes is None or more.successes is None else [self.successes, more.successes]
+        both = all_successes(self, more)
         joined["successes"] = None if both is None else np.concatenate(both)
         return replace(self, **joined, wall_s=self.wall_s + more.wall_s, engine_s=self.engine_s + more.engine_s)
 
@@ -106,6 +107,13 @@ class Evaluation:
     def engine_us_per_step(self) -> float:
         """Time in the engine per environment step in µs."""
         return 1e6 * self.engine_s / self.num_steps
+
+
+def all_successes(*played: Evaluation) -> list[Array] | None:
+    """Return the successes of each evaluation; None if the environment reports none in any of them."""
+    if all(each.successes is None for each in played):
+        return None
+    return [np.zeros(len(each.returns), np.bool_) if each.successes is None else each.successes for each in played]
 
 
 def evaluate(
@@ -193,6 +201,11 @@ def _evaluation(job: Job, env_id: str, finished: list[Episode], clocks: Sequence
             "rewards, or play another environment"
         )
     successes = [episode.success for episode in episodes]
+    if 0 < (missing := successes.count(None)) < len(successes):
+        note(
+            f"{env_id} reports is_success in {len(successes) - missing} of {len(successes)} episodes: the others count "
+            "as failed"
+        )
     evaluation = Evaluation(
         env_id=env_id,
         engine=job.engine if isinstance(job.engine, str) else job.engine.name,
@@ -202,7 +215,7 @@ def _evaluation(job: Job, env_id: str, finished: list[Episode], clocks: Sequence
         returns=np.array([episode.total for episode in episodes]),
         lengths=np.array([episode.length for episode in episodes]),
         seeds=np.array([episode.seed for episode in episodes]),
-        successes=None if None in successes else np.array(successes),
+        successes=None if missing == len(successes) else np.array(successes, np.bool_),
         wall_s=max(clock.wall_s for clock in clocks),
         engine_s=sum(clock.engine_s for clock in clocks),
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from quarl.quant.spec import FLOAT_BITS
 
@@ -42,6 +43,11 @@ def size(count: int | None) -> str:
 def three_digits(value: float | None) -> str:
     """Return three digits, never in powers of ten, which `.3g` uses from 999.5 on; an en dash for None."""
     return "–" if value is None else f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
+
+
+def if_measured(form: Callable[[Any], str]) -> Callable[[Any, bool], str]:
+    """Return a format of (value, measured) that leaves the value out, as if it were None, unless it is measured."""
+    return lambda value, measured: form(value if measured else None)
 
 
 def percent(share: float | None) -> str:

@@ -24,7 +24,7 @@ from quarl.arrays import Array
 from quarl.calibration import quantize
 from quarl.engines import greedy
 from quarl.errors import QuarlError
-from quarl.evaluation import Evaluation, carry, split_by_time
+from quarl.evaluation import Evaluation, all_successes, carry, split_by_time
 from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
 from quarl.quant.spec import EXACT
 from quarl.specs import CompareSpec, ComparisonSpec
@@ -83,9 +83,8 @@ def successes_of(exact: Evaluation, played: Evaluation) -> tuple[Array, Array] |
 
     None for fp32 itself, and if the environment reports no successes.
     """
-    if played is exact or played.successes is None or exact.successes is None:
-        return None
-    return exact.successes[: len(played.successes)], played.successes
+    both = None if played is exact else all_successes(exact, played)
+    return None if both is None else (both[0][: len(both[1])], both[1])
 
 
 def with_success(

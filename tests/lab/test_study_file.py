@@ -68,6 +68,7 @@ def test_a_folder_of_agents_on_the_command_line_takes_the_place_of_the_file_s(tm
         ("precision: [fp16, 8]", "precision: [fp16, 1]", r"line 17: .*2\.\.32"),
         ("precision: [fp16, 8]", "precision: eight", "line 17: unknown precision 'eight'"),
         ("precision: [fp16, 8], ", "", "line 17: ptq needs precision"),
+        ("precision: [fp16, 8]", "precison: 8", r"unknown key 'precison' of ptq; did you mean 'precision'\?"),
         ("scheme: [default, naive]", "scheme: best", "line 17: unknown scheme 'best'"),
         ("precision: w4a8", "precision: w4a20", r"line 18: .*2\.\.16"),
         ("fine_tune: 0.1", "fine_tune: 5000", "line 18: fine_tune is a share .* as in 0.1, got 5000"),

@@ -191,7 +191,7 @@ def test_a_training_that_fails_is_said_and_the_others_go_on(tmp_path: Path, caps
     words = [*WORDS, "--algo", "dqn", "-n", "200", "--seeds", "2", "--methods", "ptq", "-o", str(tmp_path)]
     assert main([*words, "--params", "learning_rate:1e30", "learning_starts:20", "train_freq:4"]) == 2
     said = capsys.readouterr().out
-    assert said.count("failed: dqn CartPole-v1 train fp32: training diverged") == 2
+    assert said.count("failed: dqn CartPole-v1 train fp32 default: training diverged") == 2
     with Store(tmp_path) as store:
         assert {record.state for record in store.records()} == {"failed"}
 

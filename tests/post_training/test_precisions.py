@@ -54,7 +54,8 @@ def test_each_precision_is_played_until_its_verdict_and_fp32_as_far_as_the_farth
     assert [each.success.point for each in played] == [1.0, 0.0, 1.0, 1.0]
     pairs = [successes_of(played[0], each) for each in played]
     assert [pair and drop_interval(*pair).point for pair in pairs] == [None, 1.0, 0.0, 0.0]
-    assert played[0].then(replace(played[0], successes=None)).success is None
+    none = replace(played[0], successes=None)
+    assert (played[0].then(none).success.point, none.then(none).success) == (0.5, None)
     row = judged(played[2].returns[:60], played[0].returns[:60], 5.0, 0, looks)
     assert (row["episodes"], row["max_episodes"], row["verdict"]) == (60, 120, "non-inferior")
     assert judged(played[2].returns[:60], played[0].returns[:60], 5.0, 0)["max_episodes"] is None

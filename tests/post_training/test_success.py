@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields, replace
 from typing import Any
 
 import gymnasium
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 
 import quarl
+from quarl import judging
+from quarl.evaluation import Evaluation
 from quarl.policy.graph import ActionHead, Policy
 from quarl.policy.operators import Dense
 from quarl.report import schema, tables
@@ -32,6 +35,14 @@ class Sides(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         x, y = self.point
         return self.point, 1.0, True, False, {"is_success": bool(action == (x > np.float32(SHARE) * y))}
+
+
+class SaysOnlySuccess(Sides):
+    """Its last step has `is_success` only if it is one."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        *about, info = super().step(action)
+        return (*about, {name: won for name, won in info.items() if won})  # type: ignore[return-value]
 
 
 def float_agent() -> quarl.Agent:
@@ -95,3 +106,24 @@ def test_a_comparison_shows_both_verdicts_and_names_both_margins() -> None:
         "fp32: 72 episodes cannot show that it loses fewer than 5 points of success; even without a difference it "
         "takes 73."
     ]
+
+
+def test_an_episode_without_a_report_of_success_counts_as_failed_and_a_line_says_so(capsys: Any) -> None:
+    asked: Any = {"scheme": "naive", "edge_bits": "same", "episodes": 100}
+    exact, two = quarl.ptq(float_agent(), [2], env=SaysOnlySuccess(), **asked)
+    plain = quarl.ptq(float_agent(), [2], env=Sides(), **asked)[1]
+    assert exact.success == 1.0
+    assert two.success == plain.success < 1
+    assert (two.verdict, two.successes) == (plain.verdict, plain.successes)
+    won = sum(two.successes or ())
+    assert f"reports is_success in {won} of 100 episodes: the others count as failed" in capsys.readouterr().err
+
+
+def test_an_agent_without_any_report_of_success_fails_where_another_has_one() -> None:
+    reports = Evaluation(**dict.fromkeys(field.name for field in fields(Evaluation)))
+    silent = replace(reports, returns=np.ones(4), lengths=np.ones(4), seeds=np.ones(4), wall_s=0.0, engine_s=0.0)
+    reports = replace(silent, successes=np.array([True, True, False, True]))
+    fp32, q = judging.successes_of(reports, silent) or (None, None)
+    assert (fp32.tolist(), q.tolist()) == ([True, True, False, True], [False] * 4)
+    assert silent.then(reports).successes.tolist() == [False] * 4 + [True, True, False, True]
+    assert silent.then(silent).successes is None

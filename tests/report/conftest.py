@@ -53,6 +53,8 @@ def row(precision: str, bits: int, mean: float, **changes: Any) -> dict[str, Any
         "agreement": 0.9996,
         "coverage": 1.0,
         "returns": [mean] * 100,
+        "lengths": [200] * 100,
+        "successes": None,
     }
     assert not changes.keys() - made.keys()
     return made | changes

@@ -112,7 +112,7 @@ def test_rliable_reads_the_grouped_returns(tmp_path):
 
 
 def test_a_document_without_returns_has_no_file_of_returns(rows, tmp_path):
-    tables.write_returns(document(PtqRow, [{**row, "returns": None} for row in rows]), tmp_path)
+    tables.write_returns(document(PtqRow, [{**row, "returns": None, "lengths": None} for row in rows]), tmp_path)
     assert not list(tmp_path.iterdir())
 
 

@@ -31,6 +31,9 @@ def test_numbers_are_shown_by_their_size(form, shown):
     assert {value: form(value) for value in shown} == shown
 
 
+BY_EPISODE = ("returns", "lengths", "successes")
+
+
 def test_a_spark_shows_the_logarithm_of_counts_and_leaves_empty_bins_blank():
     assert formats.spark([0, 1, 3, 7, 127]) == " ▂▃▄█"
     assert len(formats.spark([1] * 100)) == formats.SPARK_BINS
@@ -78,12 +81,21 @@ def test_the_terminal_shows_every_cell_however_narrow_it_is(rows):
 
 def test_csv_has_every_number_in_full(rows):
     rows[0]["mean"] = 1 / 3
-    rows[0]["error_pct"] = None
+    rows[0]["error_pct"], rows[1]["successes"] = None, [True] * 100
     read = list(csv.DictReader(io.StringIO(tables.to_csv(rows))))
-    assert list(read[0]) == [name for name in contracts.rows()["ptq"]["properties"] if name != "returns"]
+    assert list(read[0]) == [name for name in contracts.rows()["ptq"]["properties"] if name not in BY_EPISODE]
     assert float(read[0]["mean"]) == 1 / 3
     assert read[0]["error_pct"] == ""
     assert len(read) == len(rows)
+
+
+def test_what_is_simulated_has_neither_latency_nor_file_size(rows):
+    rows[0]["measured"] = False
+    table = tables.cells(PtqRow, rows)
+    shown = [dict(zip([column.heading for column in table.columns], row, strict=True)) for row in table.rows]
+    assert [shown[0][name] for name in ("µs p50", "p99", "file")] == ["–"] * 3
+    assert shown[1]["file"] == "76.5 kB"
+    assert shown[0]["payload"] != "–"
 
 
 EVIL = "\x1b[31m</td><script>alert(1)</script> a|b `c` [d](javascript:e)"

@@ -283,9 +283,9 @@ def _method(value: Any, at: Place) -> MethodEntry:
     method = value.get("method") if isinstance(value, Mapping) else value
     if not isinstance(value, Mapping) or method not in [*OF_METHOD]:
         raise at.wrong(f"unknown method {str(method)[:60]!r}; use {', '.join(OF_METHOD)}")
+    declared = checks.checked(MethodEntry, value, at, method, ("method", *OF_METHOD[method]))
     if "precision" in OF_METHOD[method] and "precision" not in value:
         raise at.wrong(f"{method} needs precision: one, or a list")
-    declared = checks.checked(MethodEntry, value, at, method, ("method", *OF_METHOD[method]))
     mapping(value.get("params", {}), at / "params")
     named = ("method", *declared)
     # lists of YAML are tuples in a command's options

@@ -9,7 +9,7 @@ from typing import Annotated
 from quarl import formats
 from quarl.lab.cells import NA, AgentName
 from quarl.quant.spec import FLOAT_BITS, SCHEMES
-from quarl.rows import VERDICTS, Column, Episodes, Error, Interval, Mean, Method, Minutes, PartOfVerdict, Precision, Row
+from quarl.rows import VERDICTS, Column, Episodes, Interval, Mean, Method, Minutes, PartOfVerdict, Precision, Row
 from quarl.stats import INFERIOR, NONINFERIOR
 
 
@@ -39,12 +39,20 @@ class ErrorsRow(AgentName, Row):
     fp32: Annotated[float | None, Column("fp32", formats.number)]
     """Mean return in fp32 of the same seeds."""
     fp32_low: Annotated[float | None, Column("its interval", formats.interval, of=("fp32_low", "fp32_high"))]
+    """Ends of its 95 % interval: over seeds Student's, for one seed a bootstrap over episodes."""
     fp32_high: float | None
     mean: Mean
-    error_pct: Error
+    error_pct: Annotated[
+        float | None,
+        Column("E %", formats.number),
+        "(fp32 - q) / |fp32| in percent of the mean returns. Null if the bootstrap interval over fp32's episodes "
+        "contains 0.",
+    ]
     error_low: Annotated[
         float | None, Column("interval of E", formats.interval, of=("error_low", "error_high"), optional=True)
     ]
+    """Ends of the 95 % interval of E: over several seeds Student's, otherwise a bootstrap over episodes. That of a
+    row `mean` is a bootstrap over the episodes of these agents, and says nothing about others."""
     error_high: float | None
 
 

@@ -101,14 +101,26 @@ class PtqRow(JudgedRow):
     Null, like the errors of actions on them, if episodes were played."""
     error_rms: ErrorRms
     error_max: ErrorMax
-    bytes: Annotated[int, Column("file", formats.size)]
-    """Size of the engine's own file, which keeps weights in 4, 8, 16 or 32 bits."""
+    bytes: Annotated[int, Column("file", formats.if_measured(formats.size), of=("bytes", "measured"))]
+    """Size of the engine's own file, which keeps weights in 4, 8, 16 or 32 bits. Tables leave it and the latency of
+    simulated rows out."""
     payload: Payload
     bytes_packed: int
     """Size of the saved policy's file, whose header is most of a small network's."""
-    latency_us_p50: Annotated[float | None, Column("µs p50", formats.three_digits, optional=True)]
+    latency_us_p50: Annotated[
+        float | None,
+        Column(
+            "µs p50",
+            formats.if_measured(formats.three_digits),
+            of=("latency_us_p50", "measured"),
+            optional=True,
+        ),
+    ]
     """Median microseconds of one call: one observation in, one output out, one thread."""
-    latency_us_p99: Annotated[float | None, Column("p99", formats.three_digits, optional=True)]
+    latency_us_p99: Annotated[
+        float | None,
+        Column("p99", formats.if_measured(formats.three_digits), of=("latency_us_p99", "measured"), optional=True),
+    ]
     """99th percentile of the same calls in microseconds."""
     agreement: Annotated[float | None, Column("agree %", formats.percent, before="bytes", optional=True)]
     """Share of observations apart from those of calibration on which the action equals that of fp32; continuous actions

@@ -40,6 +40,8 @@ IDENTITY = (
     "seed",
 )
 """Fields that identify the policy of an episode, in a document or in its rows."""
+BY_EPISODE = ("returns", "lengths", "successes")
+"""Fields that list episodes."""
 LATEX = str.maketrans(
     {
         **{mark: f"\\{mark}" for mark in "&%$#_{}"},
@@ -111,7 +113,7 @@ def terminal(table: Cells, title: str) -> Table:
 
 def to_csv(rows: Sequence[Fields]) -> str:
     """Return all scalar keys of the rows as CSV, one row per line, numbers in full precision, empty if null."""
-    names = [name for name, value in rows[0].items() if not isinstance(value, list)]
+    names = [name for name, value in rows[0].items() if not isinstance(value, list) and name not in BY_EPISODE]
     out = io.StringIO()
     writer = csv.DictWriter(out, fieldnames=names, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -186,7 +188,7 @@ def write_returns(document: Document, folder: Path) -> None:
     for row in document["rows"]:
         fields = {**document, **row}
         known = {name: fields[name] for name in IDENTITY if name in fields}
-        listed = zip_longest(*(row.get(name) or () for name in ("returns", "lengths", "successes")))
+        listed = zip_longest(*(row.get(name) or () for name in BY_EPISODE))
         for index, episode in enumerate(listed):
             long.append(known | {"episode": index} | dict(zip(("return", "length", "success"), episode, strict=True)))
     if long:

@@ -143,7 +143,7 @@ def show(
 def failures(records: Sequence[Record]) -> list[str]:
     """Return a line for each failed cell with the reason."""
     return [
-        f"failed: {record.algo} {record.env_id} {record.method} {record.precision}: {record.error}"
+        f"failed: {record.algo} {record.env_id} {record.method} {record.precision} {record.scheme}: {record.error}"
         for record in records
         if record.state == FAILED
     ]
