@@ -39,6 +39,22 @@ np.savez("policy.npz", w0=w0, b0=b0, w1=w1, b1=b1)
 wanted = np.argmax(np.tanh(x @ w0.T + b0) @ w1.T + b1, axis=1)
 assert np.array_equal(quarl.load("policy.npz").predict(x)[0], wanted)
 """
+SCHEME = """
+import numpy as np, quarl
+from quarl import engines
+agent = quarl.load("src/quarl/commands/CartPole-v1.quarl")
+x = np.random.default_rng(0).normal(size=(256, 4)).astype(np.float32)
+for bits in (8, "int4"):
+    policy = agent.quantize(bits, scheme="power-of-two").policy
+    scales = np.concatenate([np.ravel(op.weight.scale) for op in policy.linear])
+    assert np.array_equal(scales, np.exp2(np.rint(np.log2(scales))))
+    least = [np.abs(op.weight.codes).max() for op in policy.linear]
+    assert min(least) > 2 ** (policy.spec.weight_bits - 2) - 1
+    policy = agent.quantize(bits, scheme="power-of-two", mode="static", observations=x).policy
+    engine = engines.load(policy, "litert")
+    assert engine.measured
+    assert np.array_equal(engines.run_all(engine, x), engines.run_all(engines.load(policy, "reference"), x))
+"""
 
 
 def quarl(tree: Path, *words: object) -> str:
@@ -73,6 +89,13 @@ def test_patches_are_small(patch: Path):
 @pytest.mark.parametrize(("tree", "script"), [("activation", ACTIVATION), ("reader", READER)], indirect=["tree"])
 def test_new_activations_and_readers_give_the_right_numbers(tree: Path, script: str):
     python(tree, "-c", script)
+
+
+@pytest.mark.parametrize("tree", ["scheme"], indirect=True)
+def test_a_new_scheme_runs_on_the_kernels_of_its_width(tree: Path):
+    python(tree, "-c", SCHEME)
+    shown = quarl(tree, "ptq", "src/quarl/commands/CartPole-v1.quarl", "--scheme", "power-of-two", "--episodes", 2)
+    assert "scheme power-of-two" in shown
 
 
 @pytest.mark.parametrize("tree", ["runtime"], indirect=True)
