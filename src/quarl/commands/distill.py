@@ -26,7 +26,19 @@ from quarl.post_training.measure import Cell
 from quarl.quant.spec import EXACT, QuantSpec
 from quarl.report import assessment, page
 from quarl.report.figures import learning, precision_colors
-from quarl.rows import VERDICTS, Column, Episodes, JudgedRow, MaxEpisodes, Measured, Payload, Returns, Updates
+from quarl.rows import (
+    VERDICTS,
+    Column,
+    Episodes,
+    JudgedRow,
+    Lengths,
+    MaxEpisodes,
+    Measured,
+    Payload,
+    Returns,
+    Successes,
+    Updates,
+)
 from quarl.specs import ComparisonSpec, PtqSpec
 from quarl.stats import INFERIOR, UNDECIDED
 
@@ -86,6 +98,8 @@ class DistillRow(JudgedRow):
     bytes_packed: Annotated[int, Column("file", formats.size)]
     """Size of the saved policy's file, whose header is most of a small network's."""
     returns: Returns
+    lengths: Lengths
+    successes: Successes
 
 
 def run(config: DistillConfig) -> None:
