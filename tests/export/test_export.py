@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,8 +20,10 @@ from quarl.api import Agent
 from quarl.calibration import quantize
 from quarl.cli import main
 from quarl.errors import QuarlError, UnsupportedError
-from quarl.export import export, golden, quantised, targets
+from quarl.export import contract, export, golden, quantised, targets
+from quarl.export.c.boards import STRICT
 from quarl.export.equal import VerifyRow
+from quarl.export.readme import readme
 from quarl.export.targets import FILES
 from quarl.export.verification import verify
 from quarl.policy import artifact
@@ -270,6 +274,33 @@ def test_a_named_export_is_regenerated_and_verified_by_its_name(tmp_path):
         assert ("sources" in {row.check for row in rows}) == (not edited)
         text = (tmp_path / "hover.c").read_text()
         (tmp_path / "hover.c").write_text(text + "\n")
+
+
+@pytest.mark.parametrize("package", [None, "cmake"])
+@pytest.mark.parametrize("head", ["clip", "argmax"])
+@pytest.mark.parametrize("network", ["relu", "padded", "lstm"])
+def test_the_lines_of_a_readme_about_c_compile(network, head, package, tmp_path):
+    require.program("gcc")
+    float_ = networks.recurrent(network) if network == "lstm" else networks.EVERY[network]()
+    shaped = networks.action_head(head, float_.num_outputs)
+    if head == "clip":
+        shaped = replace(shaped, low=-np.inf * shaped.high, high=np.inf * shaped.high)
+    policy, x = agent(policy=replace(float_, head=replace(shaped, width=float_.head.width)))
+    for file, content in targets.write(policy, "c", "{}", golden.record(policy, x), "hover", package).items():
+        (tmp_path / file).write_bytes(content)
+    about = {"arithmetic": "f32-rne", "source": {"file": "", "sha256": ""}, "env": None, "names": None}
+    page = readme(contract.contract(policy, "c", **about, name="hover", package=package), "hover.c")
+    first, *lines = page.split("```c\n")[1].split("```")[0].splitlines()
+    assert ("hover_reset" in page) == ("hover_state" in page) == (network == "lstm")
+    (tmp_path / "main.c").write_text("\n".join([first, "void stop(void);", "void act(int count) {", *lines, "}"]))
+    done = subprocess.run(
+        f"gcc -fsyntax-only {STRICT} -Wno-unused main.c".split(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("name", ["int", "2fast", "a-b", "../policy", "x" * 32])

@@ -56,12 +56,17 @@ state = start  # at the start of each episode
 state = dict(zip(start, following))""",
     "c": """#include "NAME.h"
 {x} observation[MACRO_OBSERVATION];
+{a} action[MACRO_ACTION];
 switch (NAME_{act}(observation, action)) {
 case -1: stop(); break; /* NaN or infinity, and no action */
 case 1: count++; break; /* an action, but the observation is outside the calibrated box */
 }
 /* cc -std=c99 -O3 -c NAME.c; NAME_selftest() gives 0, or the number of the first vector that differs */""",
 }
+RESET = """static NAME_state state;
+NAME_reset(&state); /* before the first step of each episode */
+switch"""
+CALLS["c with a memory"] = CALLS["c"].replace("switch", RESET).replace("(obs", "(&state, obs")
 
 LOOP = """
 `NAME_control.h` is a control loop: it limits actions, holds the last one if an observation is missing or holds NaN,
@@ -130,18 +135,28 @@ def readme(contract: Mapping[str, Any], file: str) -> str:
     gives = (
         f"`{file}` gives {action['num_outputs']} {'float32 ' * (contract['io'] == 'float')}numbers: {action['meaning']}"
     )
+    carries = memory(contract)
     if kind == "c":
-        gives = f"`{name}_act` gives the action, `{name}_raw` the network's outputs; numbers are the bits of float32"
-    carries = "" if kind == "c" else memory(contract)
+        gives = (
+            f"`{name}_act` gives the action, `{name}_raw` the network's outputs; numbers are the bits of float32, "
+            "except bytes and discrete actions"
+        )
+        carries = carries and (
+            f"it has a memory in the caller's `{name}_state`, which `{name}_reset` sets at the start of an episode; "
+            f"`{name}_raw` reads the state after the observation and writes the next state after the outputs"
+        )
     takes = f"one raw observation, {observation['dtype']} [{shape}]", "Do not\nnormalize, scale or clip it first"
     if contract["io"] != "float":
         takes = "int16 codes of one observation", "`io` of\n`contract.json` says how to compute them, [1, 1, n]"
         if tables := contract["io"]["int8_tables"]:
             gives += f". Negative numbers of {', '.join(tables)} (ELU) go through a table of int8 codes"
-    x, act = ("uint8_t", "act") if observation["dtype"] == "uint8" else ("float", "act_float")
+    x, a = (
+        "uint8_t" if observation["dtype"] == "uint8" else "float",
+        "int32_t" if action["kind"] in ("argmax", "binary") else "float",
+    )
     calls = f"{kind} with a memory" if carries else contract["target"]
-    call = CALLS.get(calls, CALLS[kind]).replace("{x}", x).replace("{act}", act)
-    call = call.replace("NAME", name).replace("MACRO", name.upper())
+    call = CALLS.get(calls, CALLS[kind]).replace("{x}", x).replace("{a}", a).replace("NAME", name)
+    call = call.replace("{act}", "act_float" if "float" in (x, a) else "act").replace("MACRO", name.upper())
     package, box = contract["package"], BOX if observation["box"] else ""
     loop = LOOP.format(PACKAGES[package]).replace("NAME", name) if package else ""
     if operators := contract["footprint"].get("operators"):
