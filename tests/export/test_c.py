@@ -342,7 +342,10 @@ def test_boards_give_the_bits_of_the_reference(board, name, precision, tmp_path)
     loaded = compiled(policy, x, tmp_path, board)
     assert_same_bits(loaded, policy, x if policy.box is None else np.concatenate([x, beside(policy)]))
     if board != "c-aarch64":
-        assert 0 < loaded.stack <= loaded.deepest() <= loaded.stack + 128
+        # policy_act_float copies floats around policy_act, whose stack was watched
+        numbers = loaded.program.observation + loaded.program.action
+        copied = loaded.stack + (0 if policy.observation_dtype == "uint8" else 4 * numbers)
+        assert 0 < loaded.stack <= copied <= loaded.deepest() <= copied + 160
         assert loaded.instructions > policy.num_weights
 
 

@@ -24,8 +24,8 @@ SMALL = "The columns of -Os are for smaller code by gcc -Os; fits is for -O2."
 NOTHING_FITS = 3
 """The exit code if no precision is known to fit."""
 FRAME = (
-    "RAM of c is the stack of an action. An exception pushes 32 bytes on a Cortex-M, 104 with the FPU's registers, and "
-    "its handler has a stack of its own."
+    "RAM of c is the stack of an action, which copies floats, and the state of a policy with a memory. An exception "
+    "pushes 32 bytes on a Cortex-M, 104 with the FPU's registers, and its handler has a stack of its own."
 )
 
 
@@ -56,7 +56,7 @@ class BudgetRow(Row):
     flash: Annotated[int | None, Column("flash", _size)]
     """Bytes of code and weights; for tflite, of the file without the interpreter. Null if they are unknown."""
     ram: Annotated[int | None, Column("RAM", _size)]
-    """Bytes of the stack, or of TFLite Micro's arena; null if they are unknown."""
+    """Bytes of the stack with the state of a memory, or of TFLite Micro's arena; null if they are unknown."""
     macs: Annotated[int, Column("MACs", "{:,}".format)]
     """Products of weights and activations in one action."""
     instructions: Annotated[int | None, Column("instructions", formats.count)]
