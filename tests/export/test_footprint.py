@@ -131,11 +131,29 @@ def test_table_shows_ranges_and_the_cost_of_wide_edges(counted, tmp_path, capsys
     assert "900 B    120 B            12,000" in said
     assert "The columns of -Os are for smaller code by gcc -Os; fits is for -O2." in said
     # 8 x 64 and 64 x 4 of 4,864 weights, each with 4 bits more than the others.
-    assert "int4e8: edges of 8 bits hold 15.8 % of the weights: --edge-bits same (int4) saves 384 B" in said
+    assert "int4e8: edges of 8 bits hold 15.8 % of the weights: --bits int4 saves 384 B of weights" in said
+    assert "quarl ptq {} --env ENV".format(tmp_path / "policy.quarl") in " ".join(said.split())
+    assert "--bits int8 int4e8" in said
     budget(tmp_path, "--target", "c", "--bits", "int8", "--cpi", "1.5")
     said = capsys.readouterr().out
     assert "15,000  yes" in said
     assert "edges" not in said
+
+
+def test_edges_cost_what_both_rows_say(monkeypatch, tmp_path, capsys):
+    takes = Footprint(flash=1000, ram=100, macs=1, instructions=10_000, how="counted")
+    monkeypatch.setattr(
+        "quarl.commands.budget.footprint",
+        lambda policy, target, small: replace(takes, flash=3000 if policy.spec.edge_bits else 1000),
+    )
+    budget(tmp_path, "--target", "c", "--bits", "int4e8", "int4")
+    assert "--bits int4 saves 2 kB of flash as c" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_quantized_policy_has_no_line_about_other_precisions(counted, tmp_path, capsys):
+    artifact.write(static([8, 64, 4], "int8"), tmp_path / "small.quarl")
+    assert main(["budget", str(tmp_path / "small.quarl"), "--target", "c"]) == 0
+    assert "quarl ptq" not in capsys.readouterr().out
 
 
 def test_nothing_fits_is_an_exit_code_of_its_own(counted, tmp_path, capsys):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
 
@@ -85,7 +85,7 @@ class BudgetRow(Row):
 
 def run(config: BudgetConfig) -> int | None:
     """Print a row for each target and precision; return NOTHING_FITS if none fits."""
-    rows, said = list[BudgetRow](), dict[str, None]()
+    rows, edged, said = list[BudgetRow](), list[QuantizedPolicy](), dict[str, None]()
     exact = load.read(find.named(config.model, config.folder), **config.stated())
     recorded = model.observations(config.observations, exact)
     errors: dict[str, Any] = {}
@@ -99,18 +99,21 @@ def run(config: BudgetConfig) -> int | None:
             except QuarlError as error:
                 said[f"{target} {policy.spec.precision}: {error}"] = None
         if policy.spec.edge_bits:
-            said[_cost_of_edges(policy)] = None
+            edged.append(policy)
     if not rows:
         raise QuarlError(next(iter(said)))
+    said |= dict.fromkeys(_cost_of_edges(policy, rows) for policy in edged)
     fitting = ", ".join(f"{row.precision} as {row.target}" for row in rows if row.fits)
     unknown = "Nothing is known to fit." if any(row.fits is None for row in rows) else ""
     about = f"Fits: {fitting}." if fitting else unknown or "Nothing fits; use fewer bits or a smaller network."
     named = shlex.join([*config.model, *(["-f", str(config.folder)] if config.folder else [])])
     same = {name: getattr(config, name) for name in ("model", "folder", *CHOICES)}
-    loss = f"To measure the return at each precision: {PtqConfig(**same, mode='static').command_line()}"
+    same |= {"bits": tuple(dict.fromkeys(row.precision for row in rows)), "mode": "static"}
+    ptq = PtqConfig(**same, env=None if exact.provenance.env_id else "ENV")
+    loss = [] if is_quantized(exact) else [f"To measure the return at each precision: {ptq.command_line()}"]
     frame = [FRAME] if any(row.target == "c" for row in rows) else []
     frame += [SMALL] if any(row.flash_os for row in rows) else []
-    terminal.tell(config, BudgetRow, rows, "Footprint of one policy", *frame, *said, about, loss, model=named)
+    terminal.tell(config, BudgetRow, rows, "Footprint of one policy", *frame, *said, about, *loss, model=named)
     return None if fitting else NOTHING_FITS
 
 
@@ -148,12 +151,15 @@ def _within(low: float | None, high: float | None, bound: float) -> bool | None:
     return None if low is None or low <= bound else False
 
 
-def _cost_of_edges(policy: QuantizedPolicy) -> str:
+def _cost_of_edges(policy: QuantizedPolicy, rows: Sequence[BudgetRow]) -> str:
     """Return a sentence about the weights in edges that are wider than other layers."""
     spec, edges = policy.spec, edge_weights(policy)
     assert spec.edge_bits is not None
+    flash, even = {row.precision: row.flash for row in rows if row.target == "c"}, replace(spec, edge_bits=None)
+    wide, narrow, extra = flash.get(spec.precision), flash.get(even.precision), spec.edge_bits - spec.weight_bits
+    of_weights = f"{formats.size(edges * extra // 8)} of weights"
     return (
         f"{spec.precision}: edges of {spec.edge_bits} bits hold {formats.percent(edges / policy.num_weights)} % of the "
-        f"weights: --edge-bits same ({replace(spec, edge_bits=None).precision}) saves "
-        f"{formats.size(edges * (spec.edge_bits - spec.weight_bits) // 8)}"
+        f"weights: --bits {even.precision} saves "
+        + (f"{formats.size(wide - narrow)} of flash as c" if wide and narrow else of_weights)
     )
