@@ -67,6 +67,15 @@ def test_budget_shows_errors_beside_the_footprint(x, tmp_path, capsys):
     assert 0 < row["error_rms"] < row["error_max"] < 0.05 <= row["agreement"]
 
 
+@pytest.mark.parametrize(("value", "said"), [(np.nan, "nan"), (-np.inf, "-inf"), (1e300, "1e+300")])
+def test_a_number_that_is_not_finite_is_named_by_its_place(value, said, x, capsys):
+    wide = x.astype(np.float64)
+    wide[50, 2] = value
+    np.save("bad.npy", wide)
+    assert main(["budget", "policy.quarl", "--observations", "bad.npy"]) == 2
+    assert capsys.readouterr().err == f"quarl: bad.npy, row 51, column 3 is {said}; use finite float32 numbers\n"
+
+
 def test_export_and_verify_compare_on_the_log(x, tmp_path, capsys):
     assert main(["export", "policy.quarl", *GIVEN, "-o", "out"]) == 0
     assert "fidelity on the last 40 recorded observations, no return: " in capsys.readouterr().out
@@ -88,7 +97,7 @@ def test_bench_times_calls_on_the_log(x, tmp_path):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        *((f"{verb} --observations narrow.csv", "observation is (40, 5), the policy expects (6,)")
+        *((f"{verb} --observations narrow.csv", "narrow.csv: observation is (40, 5), the policy expects (6,)")
           for verb in ("ptq", "distill", "export", "budget", "bench latency")),
         ("ptq", "name one with --env, or give recorded --observations (env_id, env or observations in Python)"),
         ("ptq --observations x.csv --auto", "--auto conflicts with --observations, because it chooses bits by return"),

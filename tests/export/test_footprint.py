@@ -13,6 +13,7 @@ import require
 from networks import dense
 from quarl.calibration import quantize
 from quarl.cli import main
+from quarl.config import PtqConfig
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.export.c import boards
 from quarl.export.footprint import CPI, ESTIMATE, Footprint, footprint
@@ -133,7 +134,10 @@ def test_table_shows_ranges_and_the_cost_of_wide_edges(counted, tmp_path, capsys
     # 8 x 64 and 64 x 4 of 4,864 weights, each with 4 bits more than the others.
     assert "int4e8: edges of 8 bits hold 15.8 % of the weights: --bits int4 saves 384 B of weights" in said
     assert "quarl ptq {} --env ENV".format(tmp_path / "policy.quarl") in " ".join(said.split())
-    assert "--bits int8 int4e8" in said
+    ptq = "--bits int8 int4e8 --edge-bits same --mode static"
+    assert ptq in " ".join(said.split())
+    precisions = [spec.precision for spec in PtqConfig(bits=("int4e8", "int4"), edge_bits="same").specs()]
+    assert precisions == ["int4e8", "int4"]
     budget(tmp_path, "--target", "c", "--bits", "int8", "--cpi", "1.5")
     said = capsys.readouterr().out
     assert "15,000  yes" in said

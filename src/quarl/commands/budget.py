@@ -108,7 +108,7 @@ def run(config: BudgetConfig) -> int | None:
     about = f"Fits: {fitting}." if fitting else unknown or "Nothing fits; use fewer bits or a smaller network."
     named = shlex.join([*config.model, *(["-f", str(config.folder)] if config.folder else [])])
     same = {name: getattr(config, name) for name in ("model", "folder", *CHOICES)}
-    same |= {"bits": tuple(dict.fromkeys(row.precision for row in rows)), "mode": "static"}
+    same |= {"bits": tuple(dict.fromkeys(row.precision for row in rows)), "mode": "static", "edge_bits": "same"}
     ptq = PtqConfig(**same, env=None if exact.provenance.env_id else "ENV")
     loss = [] if is_quantized(exact) else [f"To measure the return at each precision: {ptq.command_line()}"]
     frame = [FRAME] if any(row.target == "c" for row in rows) else []

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
 
+import numpy as np
+
 from quarl.arguments import recorded_rows
 from quarl.arrays import Array
 from quarl.commands import terminal
@@ -103,7 +105,7 @@ def observations(file: Path | None, policy: Policy) -> Array | None:
     Dict. With a memory the policy also needs the array episode_start, bool [N].
 
     Raises:
-        QuarlError: The file is none of these, or its arrays do not fit the policy.
+        QuarlError: The file is none of these, its arrays do not fit the policy, or a number is not finite in float32.
     """
     if file is None:
         return None
@@ -119,7 +121,17 @@ def observations(file: Path | None, policy: Policy) -> Array | None:
             raise QuarlError(f"{file} is not a .npy, .npz or .csv file: save the observations with numpy.save")
     if len(arrays) != 1 and not (arrays and (policy.inputs or policy.state.size)):
         raise QuarlError(f"{file} holds {len(arrays)} arrays: save only the observations")
-    return recorded_rows(policy, arrays if len(arrays) > 1 else next(iter(arrays.values())))
+    for array in (each for each in arrays.values() if each.dtype.kind == "f" and each.ndim):
+        with np.errstate(over="ignore"):
+            bad = np.flatnonzero(~np.isfinite(array.astype(np.float32)))
+        if bad.size:
+            row, column = divmod(int(bad[0]), array.size // len(array))
+            place = f"{file}, row {row + 1}, column {column + 1}"
+            raise QuarlError(f"{place} is {array.flat[bad[0]]:g}; use finite float32 numbers")
+    try:
+        return recorded_rows(policy, arrays if len(arrays) > 1 else next(iter(arrays.values())))
+    except QuarlError as error:
+        raise QuarlError(f"{file}: {error}") from None
 
 
 def envelope(config: CalibratedConfig, policy: Policy) -> str | Array:
