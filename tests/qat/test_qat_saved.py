@@ -153,6 +153,11 @@ def test_verbs_tell_what_they_do_with_a_saved_model(tmp_path: Path, capsys: Any,
     for verb in ("ptq", "distill"):
         assert main([verb, "agent.zip", "--env", "CartPole-v1", "-o", "none"]) == 2
         assert "agent.zip is already quantized (int3)" in capsys.readouterr().err
+    found = Path("logs/ppo/CartPole-v1_1/CartPole-v1.zip")
+    found.parent.mkdir(parents=True)
+    found.write_bytes(Path("agent.zip").read_bytes())
+    assert main(["distill", "ppo", "CartPole-v1", "-f", "logs", "-o", "none"]) == 2
+    assert f"{found} is already quantized (int3)" in capsys.readouterr().err
     assert not Path("none").exists()
 
 

@@ -20,10 +20,11 @@ from quarl.evaluation import Evaluation
 from quarl.files import locked, staged
 from quarl.judging import against, looks_of, until_judged
 from quarl.policy import artifact
-from quarl.policy.graph import QuantizedPolicy, is_quantized
+from quarl.policy.graph import QuantizedPolicy
 from quarl.post_training.layer_bits import AssignmentRow, choose
 from quarl.post_training.measure import Cell
 from quarl.quant.spec import EXACT, QuantSpec
+from quarl.readers import load
 from quarl.report import assessment, page
 from quarl.report.figures import learning, precision_colors
 from quarl.rows import (
@@ -107,8 +108,7 @@ def run(config: DistillConfig) -> None:
     _check_folder(config)
     model.refuse_results_of_another(config)
     policy, environment = model.at_home(model.read(config), config)
-    if is_quantized(policy):
-        raise QuarlError(f"{config.model[0]} is already quantized ({policy.spec.precision}); give the float policy")
+    load.refuse_quantized(policy, model.locate(config))
     given = model.observations(config.observations, policy)
     own_margin = replace(config, margin=config.loss_pct) if config.auto else config
     covered, ends = model.envelope(config, policy), looks_of(config)

@@ -9,14 +9,14 @@ from pathlib import Path
 from quarl import energy
 from quarl.commands import model, terminal
 from quarl.config import PtqConfig
-from quarl.errors import QuarlError
 from quarl.files import staged
 from quarl.inspection import Layer, inspect
 from quarl.policy import artifact
-from quarl.policy.graph import Policy, is_quantized
+from quarl.policy.graph import Policy
 from quarl.policy.layers import of_policy
 from quarl.post_training.layer_bits import choose
 from quarl.post_training.measure import Cell, PtqRow
+from quarl.readers import load
 from quarl.readers.normalizer import sentence
 from quarl.report import assessment, schema, tables
 
@@ -28,10 +28,7 @@ def run(config: PtqConfig) -> int:
     """Measure every precision, write the folder, print the table; return the exit code."""
     model.refuse_results_of_another(config)
     policy, environment = model.at_home(model.read(config), config)
-    if is_quantized(policy):
-        raise QuarlError(
-            f"{config.model[0]} is already quantized ({policy.spec.precision}); give the float policy or use quarl eval"
-        )
+    load.refuse_quantized(policy, model.locate(config), " or use quarl eval")
     recorded, covered = model.observations(config.observations, policy), model.envelope(config, policy)
     replaced: list[str] = []
     with staged(config.output, partial(model.list_replaced, config, replaced)) as folder:

@@ -31,7 +31,7 @@ from quarl.lab.cells import Cell, Job
 from quarl.lab.disturbances import NOISE, PUSH, Disturbance, velocity_deviations
 from quarl.lab.source import FILE, check_file
 from quarl.policy import artifact
-from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
+from quarl.policy.graph import Policy, QuantizedPolicy
 from quarl.policy.operators import as_float32
 from quarl.quant.schemes import typed_by_user
 from quarl.quant.spec import QuantSpec
@@ -183,8 +183,7 @@ def make_worker(job: Job, *, calibrate: bool) -> PolicyWorker:
     check_file(path, agent.identity, agent.normalize)
     options = EnvironmentConfig(**agent.identity.get("environment", {}))
     policy = load.read(path, agent.algo, agent.normalize, options.frame_stack)
-    if is_quantized(policy):
-        raise QuarlError(f"{path} is already quantized ({policy.spec.precision}); give the float policy")
+    load.refuse_quantized(policy, path)
     trained_on = policy.provenance.env_id
     same = bool(trained_on) and is_same(env_id, trained_on)
     if trained_on and not same and agent.kind != FILE:

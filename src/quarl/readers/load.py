@@ -13,7 +13,7 @@ from quarl.errors import QuarlError, UnsupportedError, detail, extras
 from quarl.inert.reading_budget import reading
 from quarl.inert.zip import Opened, read_bytes
 from quarl.policy import artifact
-from quarl.policy.graph import Policy, QuantizedPolicy
+from quarl.policy.graph import Policy, QuantizedPolicy, is_quantized
 from quarl.readers import find, normalizer, sb2, sb3, state_dict, torchscript, weights_only
 from quarl.readers.torch_file import is_script, program, read_nested
 
@@ -138,3 +138,9 @@ def _of_pytorch(file: Opened) -> str:
         fix = "save the whole model with model.save, or give it to quarl.from_sb3, a module to quarl.from_module"
         return f"{saved}: {fix}"
     return ""
+
+
+def refuse_quantized(policy: Policy, path: Path | str, more: str = "") -> None:
+    """Raise QuarlError, which names the file and `more` that fits, if the policy is already quantized."""
+    if is_quantized(policy):
+        raise QuarlError(f"{path} is already quantized ({policy.spec.precision}); give the float policy{more}")

@@ -18,7 +18,6 @@ from quarl.config import RobustConfig
 from quarl.config.learner_options import CONTRIB
 from quarl.envs.checked import Checked, held
 from quarl.envs.environment import Environment, home_of, in_environment
-from quarl.errors import QuarlError
 from quarl.files import locked
 from quarl.judging import with_success
 from quarl.lab.cells import DONE, FP32, PTQ
@@ -27,7 +26,7 @@ from quarl.lab.disturbances import Disturbance
 from quarl.lab.rows import both_successes, returns
 from quarl.lab.store import Record
 from quarl.policy import artifact
-from quarl.policy.graph import Policy, is_quantized
+from quarl.policy.graph import Policy
 from quarl.processes.signals import SIGNALLED
 from quarl.quant.spec import EXACT
 from quarl.readers import load
@@ -105,8 +104,7 @@ class RobustRow(Row):
 def run(config: RobustConfig) -> int:
     """Measure the missing cells within the time, and report the finished ones; return the exit code."""
     policy, environment = in_environment(load.read(config.model), config.env)
-    if is_quantized(policy):
-        raise QuarlError(f"{config.model} is already quantized ({policy.spec.precision}); give the float policy")
+    load.refuse_quantized(policy, config.model)
     usual = check(policy, environment or home_of(policy), config.sweeps())
     with locked(config.output):
         artifact.write(quantize(policy, EXACT), config.output / POLICY)
