@@ -136,6 +136,9 @@ def test_evaluations_are_joined_and_what_is_alone_is_a_hollow_mark_of_their_colo
     assert alone.get_color() == joined.get_color()
     assert (joined.get_linestyle(), alone.get_markerfacecolor()) == ("-", "none")
     assert [*lines["began"].get_xdata()] == [15, 15]
+    timed = [each | {"clock_s": each["timesteps"] / 2} for each in points]
+    twice = learning(timed, [], {"timesteps": "steps", "clock_s": "seconds"}, "").axes
+    assert [panel.get_xlabel() for panel in twice] == ["steps", "seconds"]
 
 
 def test_seconds_are_geometric_means_at_the_task_s_own_ratio():

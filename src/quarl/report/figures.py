@@ -197,8 +197,7 @@ def learning(points: Sequence[Fields], episodes: Sequence[Fields], against: Mapp
         shades: dict[str, str] = {}
         marks = ({**dict.fromkeys(("mean", "ci_low", "ci_high")), **point} for point in points)
         for label, members in by(marks, lambda point: str(point["label"])).items():
-            name = label.partition(",")[0]
-            shade = str(members[0].get("color") or shades.setdefault(name, style.SERIES[len(shades)]))
+            shade = members[0].get("color") or shades.setdefault(label.partition(",")[0], style.SERIES[len(shades)])
             x, (means, ends) = [point[key] for point in members], whiskers(members, "mean", "ci_low", "ci_high")
             if np.isnan(means[0]):
                 axes.axvline(x[0], color=style.MUTED, linestyle=(0, (4, 3)), linewidth=1, label=label)
@@ -206,7 +205,7 @@ def learning(points: Sequence[Fields], episodes: Sequence[Fields], against: Mapp
                 mark: dict[str, Any] = (
                     {"fmt": "o-", "ms": 4} if len(members) > 1 else {"fmt": "D", "ms": 7, "mfc": "none"}
                 )
-                axes.errorbar(x, means, ends, color=shade, label=label, capsize=2, elinewidth=1, **mark)
+                axes.errorbar(x, means, ends, color=str(shade), label=label, capsize=2, elinewidth=1, **mark)
         axes.set_xlabel(name)
         style.plain(axes.xaxis, "{x:,.10g}")
         style.plain(axes.yaxis, "{x:,.10g}")
