@@ -277,7 +277,7 @@ def test_ptq_of_an_agent_that_names_no_environment_keeps_the_one_that_was_named(
     assert left == {"fp32.safetensors", "int4e8.safetensors", "int6e8.safetensors", "mine.safetensors"}
     said = " ".join(capsys.readouterr().out.split())
     assert "replaced in out: choice.png, difference.png, fp32.safetensors, report.html, returns.csv, rows.c" in said
-    assert "kept in out, of an earlier run and not in rows.json: int4e8.safetensors, mine.safetensors" in said
+    assert "kept in out, of an earlier run and not of this one: int4e8.safetensors, mine.safetensors" in said
     artifact.write(dense([4, 8, 2]), tmp_path / "other.safetensors")
     message = f"out holds results of {tmp_path / 'plain.safetensors'}: choose another -o, or remove them"
     assert message in refused(capsys, "ptq", "other.safetensors", "--env", "CartPole-v1", *words)
@@ -324,7 +324,7 @@ def test_two_ptq_runs_into_one_folder_end_well_and_leave_the_whole_result_of_the
     assert f"--bits {last[0]}" in (tmp_path / "out" / "report.html").read_text()
     kept = [" ".join(out.split()) for out, _ in said if "kept in out" in out]
     assert len(kept) == 1
-    assert f"of an earlier run and not in rows.json: int{first}.safetensors" in kept[0]
+    assert f"of an earlier run and not of this one: int{first}.safetensors" in kept[0]
 
 
 @pytest.mark.slow

@@ -143,6 +143,13 @@ def test_the_command_writes_rows_and_a_figure_and_repeats_itself(agent, tmp_path
     assert f"repeat: quarl {' '.join(words[:4])} {options}" in shown
     assert rf"\texttt{{quarl {' '.join(words[:4])} " in (tmp_path / "out/tables.tex").read_text()
     assert (tmp_path / "out/returns.csv").read_text().count("\n") == 1 + 120 + 120 + 30
+    assert main([*words, "--episodes", "2", "--figure-format", "svg", "-o", "out"]) == 0
+    said = capsys.readouterr().out
+    assert "replaced in out: comparison.json, returns.csv, tables.tex\n" in said
+    assert "kept in out, of an earlier run and not of this one: comparison.pdf, comparison.png\n" in said
+    (tmp_path / "out/rows.json").write_text('{"model": "again"}')
+    line = "out holds results of again: choose another -o, or remove them"
+    assert line in refused(capsys, *words, "--episodes", 2, "-o", "out")
     np.save("states.npy", np.zeros((50, 4), np.float32))
     assert main(["compare", "float.quarl", "broken.quarl", "--observations", "states.npy", "-o", "actions"]) == 0
     assert {path.name for path in (tmp_path / "actions").iterdir()} == {"comparison.json", "tables.tex"}

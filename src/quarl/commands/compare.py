@@ -16,7 +16,9 @@ from quarl.report import schema, tables
 def run(config: CompareConfig) -> int:
     """Play all agents, write the folder, print the table; return the exit code."""
     recorded: Any = config.observations and partial(model.observations, config.observations)
-    with staged(config.output) as folder:
+    model.refuse_results_of_another(config)
+    replaced: list[str] = []
+    with staged(config.output, partial(model.list_replaced, config, replaced)) as folder:
         found = compared(config.agents(), config, {"env_id": config.env}, recorded)
         told = schema.Told(model=found.rows[0].arm, env_id=found.env_id, seed=config.seed)
         document = terminal.keep(CompareRow, found.rows, found.title, folder / "comparison.json", **told)
@@ -24,7 +26,7 @@ def run(config: CompareConfig) -> int:
         tables.write_latex(folder, "Comparison", heading, config.command_line())
         tables.write_returns(document, folder)
         drawn = [] if recorded else terminal.reported(partial(_draw, folder, config, document, found.title), "figure")
-    terminal.say("", *found.verdicts, "", *drawn)
+    terminal.say("", *found.verdicts, "", *drawn, *replaced)
     return terminal.finish(config, document, drawn)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from quarl.arguments import recorded_rows
 from quarl.arrays import Array
 from quarl.commands import terminal
-from quarl.config import DistillConfig, ModelConfig, PtqConfig
+from quarl.config import CompareConfig, DistillConfig, ModelConfig, PtqConfig
 from quarl.config.trained_policy import CalibratedConfig
 from quarl.energy import Energy
 from quarl.envs.environment import Environment, described, in_environment
@@ -34,6 +34,8 @@ from quarl.specs import ROWS
 
 CHECKPOINT = "checkpoint-"
 """Prefix of the files from which `quarl distill --resume` continues."""
+DRAWN = (".png", ".pdf", ".svg")
+"""Suffixes of figures."""
 
 
 def locate(config: ModelConfig) -> Path:
@@ -41,21 +43,23 @@ def locate(config: ModelConfig) -> Path:
     return find.named(config.model, config.folder)
 
 
-def refuse_results_of_another(config: PtqConfig | DistillConfig) -> None:
-    """Raise QuarlError when the output folder holds results of another agent."""
+def refuse_results_of_another(config: PtqConfig | DistillConfig | CompareConfig) -> None:
+    """Raise QuarlError when the output folder holds results of another agent, or any of one if several are compared."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
         there = config.output / "rows.json"
         document = json.loads(there.read_text() if there.is_file() else "{}")  # a FIFO is not opened
-        if Path(other := document["model"]).resolve() != locate(config).resolve():
+        mine = None if isinstance(config, CompareConfig) else locate(config).resolve()
+        if Path(other := document["model"]).resolve() != mine:
             raise QuarlError(f"{config.output} holds results of {other}: choose another -o, or remove them")
 
 
-def list_replaced(config: PtqConfig | DistillConfig, said: list[str], folder: Path) -> None:
+def list_replaced(config: PtqConfig | DistillConfig | CompareConfig, said: list[str], folder: Path) -> None:
     """Check the output folder again, and list its files that those of `folder` replace.
 
     Args:
         config: The command's options.
-        said: Receives a line about replaced files, and one about policies of an earlier run that stay beside them.
+        said: Receives a line about replaced files, and one about policies of an earlier run that stay beside them, and
+            its figures in other formats.
         folder: The new files.
 
     Raises:
@@ -63,13 +67,16 @@ def list_replaced(config: PtqConfig | DistillConfig, said: list[str], folder: Pa
     """
     refuse_results_of_another(config)
     new = {path.name for path in folder.iterdir()}
-    there = sorted(path.name for path in config.output.iterdir() if path.is_file())
-    others = [name for name in there if name not in new and not name.startswith(CHECKPOINT)]
-    kept = [name for name in others if name.endswith(".safetensors")]
-    if old := [name for name in there if name in new]:
+    figures = {path.stem for path in folder.iterdir() if path.suffix in DRAWN}
+    there = sorted(path for path in config.output.iterdir() if path.is_file())
+    others = [path for path in there if path.name not in new and not path.name.startswith(CHECKPOINT)]
+    kept = [
+        path.name for path in others if path.suffix == ".safetensors" or (path.suffix in DRAWN and path.stem in figures)
+    ]
+    if old := [path.name for path in there if path.name in new]:
         said.append(f"replaced in {config.output}: {', '.join(old)}")
     if kept:
-        said.append(f"kept in {config.output}, of an earlier run and not in rows.json: {', '.join(kept)}")
+        said.append(f"kept in {config.output}, of an earlier run and not of this one: {', '.join(kept)}")
 
 
 def read(config: ModelConfig) -> Policy:
