@@ -181,13 +181,13 @@ def write_latex(folder: Path, title: str, tables: Sequence[tuple[str, Cells]], c
 def write_returns(document: Document, folder: Path) -> None:
     """Write returns.csv with a line for each episode of the document's rows, if there are any.
 
-    A line has the fields that identify the policy, the index of the episode, its return, and its length and success
-    if they are known.
+    A line has the fields that identify the policy and are known of one or more, the index of the episode, its return,
+    and its length and success if they are known.
     """
-    long = []
-    for row in document["rows"]:
-        fields = {**document, **row}
-        known = {name: fields[name] for name in IDENTITY if name in fields}
+    long, rows = list[Fields](), [{**document, **row} for row in document["rows"]]
+    names = [name for name in IDENTITY if any(row.get(name) is not None for row in rows)]
+    for row in rows:
+        known = {name: row.get(name) for name in names}
         listed = zip_longest(*(row.get(name) or () for name in BY_EPISODE))
         for index, episode in enumerate(listed):
             long.append(known | {"episode": index} | dict(zip(("return", "length", "success"), episode, strict=True)))
