@@ -50,7 +50,8 @@ def test_what_was_not_shown_of_an_agent_whose_returns_vary_much_is_left_open(row
 def test_a_mean_of_zero_leaves_everything_open(rows):
     rows[0]["mean"] = 0.0
     rows[3] |= {"noninferior": False, "verdict": "undecided"}  # a share of nothing is no margin
-    assert "vary by inf %" in assess(rows)[-1]
+    assert assess(rows)[-1] == "fp32's mean return is 0, so a margin of 5 % allows no loss."
+    assert "int2 with scheme default is inferior to fp32 by more than 0; it loses 80 %." in assess(rows)
 
 
 def test_a_few_episodes_get_no_verdict(rows):
@@ -79,6 +80,10 @@ def test_what_the_most_episodes_left_open_takes_four_times_as_many_to_halve_its_
     # 8 to either side, and the margin 4 off
     rows[1] |= {"difference": -6.0, "difference_low": -14.0, "difference_high": 2.0}
     assert "fp16 has no verdict after 400 episodes; it takes some 1,600." in assess(rows)
+    rows[1] |= {"difference_low": -10.0, "difference_high": 50.0}  # the end at the margin counts
+    assert "fp16 has no verdict after 400 episodes; it takes some 400." in assess(rows)
+    rows[1] |= {"difference": -14.0, "difference_low": -50.0, "difference_high": -2.0}
+    assert "fp16 has no verdict after 400 episodes; it takes some 3,600." in assess(rows)
     rows[1] |= {"difference": -10.0}
     assert "fp16 has no verdict after 400 episodes; it takes over a million." in assess(rows)
 

@@ -52,8 +52,10 @@ def _unpaired(rows: Sequence[Fields], base: Fields) -> list[str]:
 
 
 def _unstable(rows: Sequence[Fields], base: Fields) -> list[str]:
-    """Return a sentence if a row is undecided and returns vary so much that this may be the reason."""
-    spread = 100 * base["std"] / abs(base["mean"]) if base["mean"] else float("inf")
+    """Return a sentence if fp32's mean is 0, or if returns vary so much that this may be why a row is undecided."""
+    if not base["mean"]:
+        return [f"fp32's mean return is 0, so a margin of {base['margin_pct']:g} % allows no loss."]
+    spread = 100 * base["std"] / abs(base["mean"])
     if spread <= STABLE_STD_PCT or all(of_return(row) != UNDECIDED for row in rows if row is not base):
         return []
     return [
@@ -95,9 +97,10 @@ def too_few(row: Fields, arms: int = 1) -> str:
 
 def takes_more(row: Fields, exact: float) -> str:
     """Return how many episodes a verdict on the row takes if mean and spread stay the same; exact: mean of fp32."""
-    distance = abs(row["difference"] + row["margin_pct"] / 100 * abs(exact)) or float("nan")
-    needed = row["episodes"] * ((row["difference_high"] - row["difference_low"]) / 2 / distance) ** 2
-    some = f"some {float(f'{needed:.2g}'):,.0f}" if needed < 1e6 else "over a million"
+    distance = row["difference"] + row["margin_pct"] / 100 * abs(exact)
+    end = row["difference_low" if distance > 0 else "difference_high"]  # the one beyond the margin
+    needed = row["episodes"] * ((row["difference"] - end) / (distance or float("nan"))) ** 2
+    some = f"some {max(float(f'{needed:.2g}'), row['episodes']):,.0f}" if needed < 1e6 else "over a million"
     some = some if row["episodes"] >= FEWEST_EPISODES else f"{FEWEST_EPISODES} or more"
     return f"{row['precision']} has no verdict after {row['episodes']:,} episodes; it takes {some}"
 
@@ -105,7 +108,7 @@ def takes_more(row: Fields, exact: float) -> str:
 def limits(base: Fields, rows: Sequence[Fields]) -> tuple[str, str]:
     """Return the margins of rows in words, for those that are within and those that are beyond; base: row of fp32."""
     points = [f"{row['success_margin']:g} points of success" for row in rows if row["success_margin"]][:1]
-    both = [f"{base['margin_pct']:g} %{' of return' * len(points)}", *points]
+    both = [f"{base['margin_pct']:g} %{' of return' * len(points)}" if base["mean"] else "0", *points]
     return f"within {listed(both)}", f"by more than {' or '.join(both)}"
 
 
