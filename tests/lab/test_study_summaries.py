@@ -282,7 +282,9 @@ def test_the_figure_s_intervals_are_those_over_seeds():
     ]
     exact, eight = summaries.means(grouped(records))
     assert (exact["mean"], exact["ci_low"] < 110, exact["ci_high"] > 490) == (300.0, True, True)
-    (axes,) = bits_against_return([exact, eight], "title").axes
+    drawn = bits_against_return([exact, eight], "title")
+    assert "fp32, 95 % interval shaded" in [text.get_text() for text in drawn.legends[0].get_texts()]
+    (axes,) = drawn.axes
     (bars,) = (found for found in axes.collections if isinstance(found, LineCollection))
     (_, low), (_, high) = bars.get_segments()[0]
     assert (low, high) == pytest.approx((eight["ci_low"], eight["ci_high"]))

@@ -139,6 +139,9 @@ def test_evaluations_are_joined_and_what_is_alone_is_a_hollow_mark_of_their_colo
     timed = [each | {"clock_s": each["timesteps"] / 2} for each in points]
     twice = learning(timed, [], {"timesteps": "steps", "clock_s": "seconds"}, "").axes
     assert [panel.get_xlabel() for panel in twice] == ["steps", "seconds"]
+    (axes,) = learning([point("int3", 0, 1.0)], [], {"timesteps": "updates"}, "").axes
+    low, high = axes.get_xlim()
+    assert [tick for tick in axes.get_xticks() if low <= tick <= high] == [0.0]
 
 
 def test_seconds_are_geometric_means_at_the_task_s_own_ratio():

@@ -21,6 +21,8 @@ SHIFT = 0.12
 COLUMNS = 2
 """Largest number of panels side by side."""
 FLOATS = "float formats"
+EXACT = "fp32, 95 % interval shaded"
+"""Label of the line and band of fp32."""
 COMPARED: Mapping[str, str] = {"ptq": "scheme: {}", "distill": "distilled", "qat": "trained for it"}
 """Methods of producing a precision, with the labels of their lines."""
 POINT = 3.0
@@ -158,8 +160,8 @@ def bits_against_return(rows: Sequence[Fields], title: str) -> Figure:
         several = sum(other[:2] == agent[:2] for other in agents) > 1
         style.panel_title(axes, " ".join(agent if several else agent[:2]), min(len(agents), COLUMNS))
     if colors:
-        lines = [panels[0].plot([], [], color=color, label=label)[0] for label, color in colors.items()]
-        style.legend(drawn, lines, [*colors])
+        shown = colors | ({EXACT: style.MUTED} if bases else {})
+        style.legend(drawn, [panels[0].plot([], [], color=color)[0] for color in shown.values()], [*shown])
     return drawn
 
 
@@ -207,6 +209,7 @@ def learning(points: Sequence[Fields], episodes: Sequence[Fields], against: Mapp
                 )
                 axes.errorbar(x, means, ends, color=str(shade), label=label, capsize=2, elinewidth=1, **mark)
         axes.set_xlabel(name)
+        axes.locator_params("x", integer=True, min_n_ticks=1 + (len(points) > 1))  # no fractions around one count
         style.plain(axes.xaxis, "{x:,.10g}")
         style.plain(axes.yaxis, "{x:,.10g}")
     style.legend(drawn, *panels[0].get_legend_handles_labels())
