@@ -76,6 +76,10 @@ def test_names_of_points_in_one_place_do_not_hide_one_another(rows):
     heights = sorted(text.get_position()[1] for text in left.texts)
     assert len(heights) == len(rows)
     assert np.diff(heights).min() > 0.07
+    for row in rows[1:]:
+        row["mean"] = 40.0
+    left, _ = ptq_figures.choice(rows, "").axes
+    assert all(0 < text.get_position()[1] < 1 for text in left.texts)  # not over the labels of the axes
 
 
 def test_what_is_simulated_has_a_size_and_no_latency(rows):
@@ -100,6 +104,9 @@ def test_the_difference_is_that_of_the_verdict_over_its_margin(rows):
     # what four margins do not hold stands there as a number
     assert axes.get_ylim()[0] == -50.0
     assert [(text.get_text(), text.xy) for text in axes.texts] == [("−160.0 ↓", (3, -50.0))]
+    (axes,) = ptq_figures.difference([*rows, {**rows[4], "scheme": "naive"}], "").axes
+    below, above = (text.get_position()[1] for text in axes.texts)
+    assert above - below > axes.texts[0].get_fontsize()  # not over one another
 
 
 def test_the_sweet_spot_shows_every_episode_beside_its_mean(rows):

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from quarl import formats
 from quarl.quant.spec import FLOAT_BITS
 from quarl.report import style
-from quarl.report.figures import FLOATS, SHIFT, band, draw, points
+from quarl.report.figures import EXACT, FLOATS, SHIFT, band, draw, points
 from quarl.report.schema import Fields
 from quarl.rows import by
 
@@ -22,6 +22,8 @@ COSTS = {"latency_us_p50": ("latency of one call, µs (median)", 1.0), "payload"
 """Costs of a precision: the key, the label of its axis, and the factor from the key's unit to the axis'."""
 APART = 0.075
 """Distance between names of overlapping points, in heights of a panel; side by side, in widths."""
+LINE = 11
+"""Height in points of a line of small numbers."""
 MARGINS = 4
 """Losses are drawn to scale up to this number of margins; larger ones are shown as numbers."""
 
@@ -35,7 +37,7 @@ def choice(rows: Sequence[Fields], title: str) -> Figure:
     drawn, panels = style.panels(2, title, height=2.8, head=0.7, y=_returns(base))
     for axes, (key, (name, unit)) in zip(panels, COSTS.items(), strict=True):
         priced = [{**row, "cost": row[key] * unit} for row in rows if row["measured"] or key != "latency_us_p50"]
-        band(axes, base, "fp32, 95 % interval shaded")
+        band(axes, base, EXACT)
         _margin(axes, base, base["mean"])
         for scheme, members in by(priced, _scheme).items():
             points(axes, np.array([row["cost"] for row in members]), members, colors[scheme], scheme, 6.0)
@@ -57,11 +59,13 @@ def choice(rows: Sequence[Fields], title: str) -> Figure:
 
 
 def _name(axes: Axes, rows: Sequence[Fields], colors: dict[str, str]) -> None:
-    """Write names beside points, and move them down if they would overlap; the limits must be set."""
+    """Write names beside points, each at the nearest height where it overlaps no other; the limits must be set."""
     placed: list[tuple[float, float]] = []
     for row in sorted(rows, key=itemgetter("mean"), reverse=True):
         across, up = axes.transLimits.transform((row["cost"], row["mean"]))
-        height = min([up, *(other - APART for beside, other in placed if abs(beside - across) < 1.5 * APART)])
+        near = np.array([other for beside, other in placed if abs(beside - across) < 1.5 * APART])
+        free = (at for at in (up, *np.arange(0.03, 1, APART / 3)) if (abs(near - at) >= APART).all())
+        height = min(free, key=lambda at: abs(at - up), default=up)
         place, line = (across + 0.025, height), {"arrowstyle": "-", "color": style.MUTED, "linewidth": 0.5}
         look: Any = {"va": "center", "fontsize": 8.5, "color": colors[_scheme(row)]}
         look["bbox"] = {"facecolor": style.PAPER, "edgecolor": "none", "alpha": 0.75, "pad": 0.5}
@@ -83,11 +87,12 @@ def difference(rows: Sequence[Fields], title: str) -> Figure:
     ends = [row[key] for row in others for key in keys if row[key] is not None]
     low, high = max(min([*ends, margin]), MARGINS * margin) * 1.25, max([*ends, -margin]) * 1.1 or 1.0
     axes.axhspan(low, margin, color=style.SERIES[5], alpha=0.1, linewidth=0, label="inferior: all of an interval here")
-    order = draw(axes, others, _scheme, _colors(rows))
-    for row in others:
-        if row["mean"] < low:
-            place = order.index(row["precision"]), low
-            axes.annotate(f"{formats.number(row['mean'])} ↓", place, (0, 4), textcoords="offset points", ha="center")
+    colors = _colors(rows)
+    order = draw(axes, others, _scheme, colors)
+    for name, members in by((row for row in others if row["mean"] < low), itemgetter("precision")).items():
+        for number, row in enumerate(members):
+            look: Any = {"textcoords": "offset points", "ha": "center", "color": colors[_scheme(row)], "fontsize": 8}
+            axes.annotate(f"{formats.number(row['mean'])} ↓", (order.index(name), low), (0, 4 + LINE * number), **look)
     axes.set_ylim(low, high)
     axes.set(xlabel="precision of the weights", ylabel="return less that of fp32", title=title)
     style.legend(drawn, *axes.get_legend_handles_labels())
@@ -100,7 +105,7 @@ def sweet_spot(rows: Sequence[Fields], title: str) -> Figure:
     Hollow points are simulated in float."""
     base, colors = _exact(rows), _colors(rows)
     drawn, (axes,) = style.panels(1, height=3.4, head=0.4)
-    band(axes, base, "fp32, 95 % interval shaded")
+    band(axes, base, EXACT)
     _margin(axes, base, base["mean"])
     order = draw(axes, rows, _scheme, colors)
     for row in rows:
