@@ -9,6 +9,8 @@ import pytest
 
 from quarl.post_training.measure import PtqRow
 from quarl.report import page, ptq_figures, tables, weight_figures
+from quarl.report.compare_figures import differences
+from quarl.report.row_schema import terms
 from quarl.report.style import INK, PAPER
 
 pytestmark = pytest.mark.slow
@@ -107,3 +109,18 @@ def test_every_column_that_is_shown_is_explained_below_its_table_and_in_its_head
         "margin",
     ):
         assert word.lower() in terms.lower()
+
+
+def test_terms_have_each_text_once_with_the_fields_that_it_is_about():
+    said = terms(PtqRow)["verdict"]
+    assert said.count("One of the two verdicts, on return and on success") == 1
+    assert "verdict_return, verdict_success: One of the two verdicts" in said
+    assert terms(PtqRow)["IQM"].startswith("Interquartile mean")
+
+
+def test_a_comparison_wraps_a_long_baseline_and_names_a_success_that_decides(rows):
+    word = {"margin_pct": 5.0, "verdict_return": "non-inferior", "verdict_success": "inferior", "verdict": "inferior"}
+    drawn = differences([{**rows[0], "arm": "a/" * 40}, {**rows[2], "arm": "b"} | word, {**rows[3], "arm": "c"}], "t")
+    (axes,) = drawn.axes
+    assert max(map(len, axes.get_xlabel().split("\n"))) <= 34
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["b (success inferior)", "c"]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from quarl.report import style
+from quarl.report.assessment import of_return
 from quarl.report.figures import whiskers
 from quarl.report.schema import Fields
 from quarl.rows import by
@@ -23,6 +24,7 @@ def differences(rows: Sequence[Fields], title: str) -> Figure:
     An interval to the right of the dashed line means non-inferior, one to its left inferior.
     """
     base, *others = rows
+    about = f"return less that of {base['arm']}, with the verdict's interval"
     drawn, (axes,) = style.panels(1, title, height=1.4 + 0.3 * len(others))
     margin = -base["margin_pct"] / 100 * abs(base["mean"])
     axes.axvline(0, color=style.MUTED, linewidth=1)
@@ -38,7 +40,13 @@ def differences(rows: Sequence[Fields], title: str) -> Figure:
             color=COLORS[word],
             label=word,
         )
-    axes.set_yticks(range(len(others)), [f"{row['arm']}{'' if row['measured'] else ' (simulated)'}" for row in others])
-    axes.set(ylim=(len(others) - 0.5, -0.5), xlabel=f"return less that of {base['arm']}, with the verdict's interval")
+    axes.set_yticks(range(len(others)), [style.lines(f"{row['arm']}{_notes(row)}", 2) for row in others])
+    axes.set(ylim=(len(others) - 0.5, -0.5), xlabel=style.lines(about, 2))
     style.legend(drawn, *axes.get_legend_handles_labels())
     return drawn
+
+
+def _notes(row: Fields) -> str:
+    """Return what the interval of the return does not show."""
+    simulated = "" if row["measured"] else " (simulated)"
+    return simulated if of_return(row) == row["verdict"] else f"{simulated} (success {row['verdict_success']})"

@@ -7,7 +7,7 @@ from types import NoneType, UnionType
 from typing import Any, NotRequired, get_args, get_origin, get_type_hints
 
 from quarl.fields import strings_under
-from quarl.rows import Column, Row, columns
+from quarl.rows import Column, Row, by, columns
 
 JSON_TYPES = {bool: "boolean", int: "integer", float: "number", NoneType: "null", list: "array", tuple: "array"}
 JSON_TYPES |= {dict: "object", Any: "object", str: "string"}
@@ -36,7 +36,9 @@ def terms(kind: type[Row]) -> dict[str, str]:
     meanings = {}
     for name, column in shown.items():
         fields = dict.fromkeys((name, *(each for each in column.of if each not in shown)))
-        meanings[column.heading] = " ".join(filter(None, (keys[each]["description"] for each in fields)))
+        texts = by(filter(lambda each: keys[each]["description"], fields), lambda each: keys[each]["description"])
+        named = (f"{', '.join(those)}: {said}" if len(texts) > 1 else said for said, those in texts.items())
+        meanings[column.heading] = " ".join(named)
     return {column.heading: meanings[column.heading] for column in columns(kind) if meanings[column.heading]}
 
 

@@ -136,6 +136,12 @@ def plain(axis: Axis, numbers: str = "{x:g}") -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
+def lines(text: str, columns: int) -> str:
+    """Return the text in lines that fit over a panel, shortened to three; columns: number of panels side by side."""
+    width = PANEL_CHARACTERS[columns]
+    return "\n".join(fill(short(line, 3 * width), width) for line in text.split("\n"))
+
+
 def panel_title(axes: Axes, text: str, columns: int) -> None:
     """Set a title with as many lines as needed to stay within its panel.
 
@@ -144,8 +150,7 @@ def panel_title(axes: Axes, text: str, columns: int) -> None:
         text: Its title.
         columns: Number of panels side by side.
     """
-    width = PANEL_CHARACTERS[columns]
-    axes.set_title("\n".join(fill(short(line, 3 * width), width) for line in text.split("\n")), fontsize=8.5)
+    axes.set_title(lines(text, columns), fontsize=8.5)
 
 
 @contextmanager
