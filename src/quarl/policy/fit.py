@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -96,7 +97,7 @@ def _by_function(op: Linear, spec: QuantSpec, least: Array | None) -> Linear:
     if (function := FUNCTIONS.get(spec.scheme)) is None:
         raise QuarlError(f"the code of scheme {name!r} is not imported here, or has changed: quantize the fp32 policy")
     try:
-        codes, scale, zero_point = (np.asarray(part, np.float64) for part in function(weight.copy(), spec.weight_bits))
+        codes, scale, zero_point = (_real(part) for part in function(weight.copy(), spec.weight_bits))
     except RAISED as error:  # the user's code may raise any exception
         raise QuarlError(f"scheme {name!r} failed at layer {op.name!r}: {in_one_line(error)}") from error
     low, high = integer_range(spec.weight_bits, symmetric=False)
@@ -115,6 +116,14 @@ def _by_function(op: Linear, spec: QuantSpec, least: Array | None) -> Linear:
         raise QuarlError(f"scheme {name!r} returns, for layer {op.name!r} at {spec.weight_bits} bits, {wrong}")
     scale = scale if least is None else np.maximum(scale, least)  # that of a row of zeros is arbitrary
     return with_codes(op, codes, QParams(scale, zero_point, low, high), spec.weight_bits)
+
+
+def _real(part: Any) -> Array:
+    """Return codes, scales or zero points in float64; raise TypeError if they are no real numbers, or are masked."""
+    kind = "a masked array" if isinstance(part, np.ma.MaskedArray) else np.asarray(part).dtype
+    if getattr(kind, "kind", "") not in tuple("iufV"):  # V: bfloat16
+        raise TypeError(f"codes, scales and zero points must be real numbers, got {kind}")
+    return np.asarray(part, np.float64)
 
 
 def _at_least(q: QParams, rows: Array, least: Array | None) -> QParams:
