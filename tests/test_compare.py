@@ -160,6 +160,7 @@ def test_the_command_writes_rows_and_a_figure_and_repeats_itself(agent, tmp_path
     [
         ([FLOAT, FLOAT], "two agents have the same name"),
         ([f"a={FLOAT}", "a=other.zip"], "two agents have the same name"),
+        ([FLOAT, f"={FLOAT}"], "an agent has an empty name: give it one, as in int8=PATH"),
         ([FLOAT, "missing.zip"], "no file missing.zip"),
         ([FLOAT], "two or more agents"),
         ([f"a={FLOAT}", f"b={FLOAT}", "--episodes", 1], "--episodes must be at least 2"),

@@ -213,6 +213,8 @@ def compared(
     """
     if not isinstance(agents, Mapping) or len(agents) < 2:
         raise QuarlError("compare takes two or more agents by name: the baseline, and those to compare with it")
+    if not all(agents):
+        raise QuarlError("an agent has an empty name: give it one, as in int8=PATH")
     first = asked.baseline or next(iter(agents))
     if first not in agents:
         raise QuarlError(f"baseline {first!r} is not one of {listed([*agents])}{did_you_mean(first, agents)}")
