@@ -85,6 +85,7 @@ def test_pandas_is_only_needed_where_it_is_asked_for(table, monkeypatch):
         ({"seed": -1}, r"seed must be between 0 and 2\*\*32 - 1, got -1"),
         ({"margin": 200}, "margin is a percentage between 0 and 100, got 200"),
         ({"scheme": "best"}, "unknown scheme 'best'; choose one of default, mid-tread, naive"),
+        ({"scheme": "pow2"}, "or your own as my_module:my_scheme"),
         ({"edge_bits": "wide"}, r"edge_bits is 'wide'; use 2\.\.16, or same"),
         ({"precisions": []}, "precisions requires at least one value, got none"),
     ],

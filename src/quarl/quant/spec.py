@@ -156,7 +156,9 @@ class QuantSpec:
                 f"--env-module {own[1]}"
             )
         if scheme not in SCHEMES:
-            raise QuarlError(f"unknown scheme {scheme!r}; choose one of {', '.join(SCHEMES)}")
+            raise QuarlError(
+                f"unknown scheme {scheme!r}; choose one of {', '.join(SCHEMES)}, or your own as my_module:my_scheme"
+            )
         chosen, word, least = SCHEMES[scheme], str(text).lower(), _least(text, edges)
         float_type: Any = word if word in FLOAT_BITS else None
         bits = (FLOAT_BITS[word], None, None) if float_type else integer_bits(word, None if chosen.original else 8)
