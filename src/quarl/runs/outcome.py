@@ -43,7 +43,7 @@ class TrainRow(Row):
     ci_high: float | None
     mean_quantised: Annotated[
         float | None,
-        Column("quantised", formats.estimate, of=("mean_quantised", "ci_low_quantised", "ci_high_quantised")),
+        Column("quantized", formats.estimate, of=("mean_quantised", "ci_low_quantised", "ci_high_quantised")),
     ]
     """Mean return of the quantized policy from --qat in the same episodes; null without --qat."""
     ci_low_quantised: float | None

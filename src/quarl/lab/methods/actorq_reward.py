@@ -37,7 +37,7 @@ class RewardRow(Row):
     updates: Updates
     final_return: Annotated[float | None, Column("final return", formats.number)]
     """Mean return of the learner's policy in the last evaluation."""
-    final_return_quantised: Annotated[float | None, Column("quantised", formats.number)]
+    final_return_quantised: Annotated[float | None, Column("quantized", formats.number)]
     samples_per_insert: Annotated[float, replace(RATIO, before="seed")]
     envs_per_actor: Annotated[int, Column("environments", caption="{} environment{s} an actor", before="seed")]
     part: Annotated[Literal["fixed", "development", "choice", "measured"], Column("part", caption="{}", before="seed")]
