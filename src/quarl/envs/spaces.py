@@ -22,7 +22,8 @@ from quarl.readers.sb3_network import LAYOUTS
 from quarl.specs import LEARNERS
 
 WAYS = (
-    "choose the environment it was trained on with --env, or give its options: --env-kwargs, --wrapper, --frame-stack"
+    "choose the environment it was trained on with --env, or its options, if the command has them: --env-kwargs, "
+    "--wrapper, --frame-stack"
 )
 
 
