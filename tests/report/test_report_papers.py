@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -42,6 +43,15 @@ def test_latex_escapes_markup_and_names_characters_it_lacks(rows):
     assert "\\input" not in text
 
 
+def test_a_wide_table_is_scaled_to_the_line_and_a_narrow_one_is_not(rows):
+    table = cells(rows)
+    text, narrow = tables.to_latex(table, ""), tables.to_latex(replace(table, columns=table.columns[:7]), "")
+    assert "\\resizebox{\\linewidth}{!}{%\n\\begin{tabular}" in text
+    assert "\\end{tabular}}\n" in text
+    assert "resizebox" not in narrow
+    assert "\\end{tabular}\n" in narrow
+
+
 @pytest.mark.slow
 def test_latex_compiles_with_booktabs(rows, tmp_path):
     require.program("pdflatex")
@@ -50,11 +60,12 @@ def test_latex_compiles_with_booktabs(rows, tmp_path):
         pytest.skip("booktabs is missing: apt install texlive-latex-recommended")
     many = [("Returns", cells(rows)), (HOSTILE, cells([{**rows[2], "engine": HOSTILE}, rows[0]]))]
     tables.write_latex(tmp_path, "dqn", many, "quarl ptq a_b --seed 0")
-    head = "\\documentclass{article}\\usepackage{booktabs}\\begin{document}\\input{tables}\\end{document}"
+    head = "\\documentclass{article}\\usepackage{booktabs,graphicx}\\begin{document}\\input{tables}\\end{document}"
     (tmp_path / "paper.tex").write_text(head)
     asked = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
     ran = subprocess.run(asked, cwd=tmp_path, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout[-2000:]
+    assert r"Overfull \hbox" not in ran.stdout
     assert (tmp_path / "paper.pdf").read_bytes().startswith(b"%PDF")
 
 

@@ -92,7 +92,9 @@ class PtqTable:
         return pandas.DataFrame(schema.fields(self.rows))
 
     def to_latex(self) -> str:
-        r"""Return the table for a LaTeX document with the package booktabs; the caption names the version of QuaRL.
+        r"""Return the table for a LaTeX document with the packages booktabs and, if it is wide, graphicx.
+
+        The caption names the version of QuaRL.
 
         >>> table.to_latex().splitlines()[-1]
         '\\end{table}'

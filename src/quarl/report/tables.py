@@ -52,6 +52,8 @@ LATEX = str.maketrans(
     }
 )
 """LaTeX of the characters that are markup there or that its fonts lack."""
+MOST_COLUMNS = 7
+"""Largest number of columns of a LaTeX table that is not scaled to the width of a line."""
 MAX_CELL = 300
 """Largest number of characters in a cell: names from files can have any length. Files of rows contain them in full."""
 
@@ -131,7 +133,7 @@ def to_markdown(table: Cells, heading: str) -> str:
 
 
 def to_latex(table: Cells, title: str, command: str = "") -> str:
-    """Return the table for LaTeX with the package booktabs.
+    """Return the table for LaTeX with the package booktabs; a wide one is scaled to the line with graphicx.
 
     Args:
         table: The table.
@@ -145,19 +147,21 @@ def to_latex(table: Cells, title: str, command: str = "") -> str:
     said = table.caption[:1].upper() + table.caption[1:]
     caption = [f"{_latex(text)}." for text in (title, said) if text]
     repeat = rf"\texttt{{{_latex(command)}}}, " if command else ""
+    wide = len(table.columns) > MOST_COLUMNS
     lines = [" & ".join(map(_latex, row)) + r" \\" for row in ([each.heading for each in table.columns], *table.rows)]
     return "\n".join(
         [
             r"\begin{table}",
             r"\centering",
             rf"\caption{{{' '.join(caption)} {repeat}{_latex(source)}.}}",
+            *[r"\resizebox{\linewidth}{!}{%"] * wide,
             rf"\begin{{tabular}}{{{''.join('l' if each.left else 'r' for each in table.columns)}}}",
             r"\toprule",
             lines[0],
             r"\midrule",
             *lines[1:],
             r"\bottomrule",
-            r"\end{tabular}",
+            rf"\end{{tabular}}{'}' * wide}",
             r"\end{table}",
             "",
         ]
