@@ -217,7 +217,7 @@ class _Pass:
         target = self.float_values[op.name]
         hidden = self.static and op.name in self.rules
         spec = self.of_layer[op.name]
-        least = least_scales(op, self.grids[op.inputs[0]], spec.weight_bits) if hidden else None
+        least = least_scales(op.bias.astype(np.float64), self.grids[op.inputs[0]], spec.weight_bits) if hidden else None
         keeps = isinstance(op.weight, QuantizedTensor) and (least is None or bool((op.weight.scale >= least).all()))
         fitted = op if keeps else fit(op, columns, spec, least)
         value = apply(fitted, [x])

@@ -64,37 +64,45 @@ def on_row_grids(x: Tensor, bits: int) -> Tensor:
     return x + (torch.from_numpy(rows).reshape(x.shape) - x.detach())
 
 
-def on_weight_grids(weight: Tensor, bits: int, *, mid_rise: bool = False) -> tuple[Tensor, Tensor]:
+def on_weight_grids(
+    weight: Tensor, bits: int, *, mid_rise: bool = False, least: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the weight on grids that cover it, and their scale; all gradients pass.
 
     Args:
         weight: Weight [out, in, ...].
         bits: Width of the codes.
         mid_rise: Use grids without a level at 0.
+        least: Lower bounds of the scales, [out].
 
     Returns:
         The rounded weight and the scale [out, 1, ...].
     """
-    params = weight_qparams(weight, bits, mid_rise=mid_rise)
+    params = weight_qparams(weight, bits, mid_rise=mid_rise, least=least)
     return _put_on_grid(weight.clone(), params), params.scale
 
 
-def weight_qparams(weight: Tensor, bits: int, *, mid_rise: bool = False) -> QParams:
+def weight_qparams(weight: Tensor, bits: int, *, mid_rise: bool = False, least: Tensor | None = None) -> QParams:
     """Return symmetric grids of a weight, scaled by the extent of each output channel.
 
     Args:
         weight: Weight [out, in, ...].
         bits: Width of the codes.
         mid_rise: Use grids without a level at 0.
+        least: Lower bounds of the scales, [out].
 
     Returns:
         Grids with a scale [out, 1, ...].
     """
     weight = weight.detach()
     qmin, qmax = integer_range(bits, symmetric=not mid_rise)
-    middle, least = (MID_RISE, 2 * TINY) if mid_rise else (0, TINY)
-    extent = weight.abs().amax(tuple(range(1, weight.ndim)), keepdim=True)
-    return QParams(extent.div_(qmax - middle).clamp_(min=least), middle, qmin, qmax)
+    middle, tiny = (MID_RISE, 2 * TINY) if mid_rise else (0, TINY)
+    scale = weight.abs().amax(tuple(range(1, weight.ndim)), keepdim=True).div_(qmax - middle)
+    if least is not None:
+        least = least.to(weight).reshape(scale.shape)
+        # as policy.fit does: nothing else determines the scale of a row of zeros
+        scale = scale.where(scale > 0, least.max()).maximum(least)
+    return QParams(scale.clamp_(min=tiny), middle, qmin, qmax)
 
 
 def common_part(weight: Tensor) -> Tensor:

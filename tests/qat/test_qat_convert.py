@@ -244,6 +244,26 @@ def test_the_float_policy_in_a_zip_is_read_without_running_anything(algo: str, t
         assert np.array_equal(weight, model.policy.get_submodule(name).weight.detach().numpy())
 
 
+@pytest.mark.parametrize("text", ["w8a8", "w2a8"])
+def test_a_bias_far_above_its_row_of_weights_coarsens_their_grid_in_training_and_deployment(text: str):
+    """A row of zeros and one of tiny weights, as in training on observations near 0: float kernels sum 24 bits."""
+    model = trained("dqn", qat.QatSpec.parse(text))
+    layer = model.q_net.q_net[0]
+    with torch.no_grad():
+        layer.weight[0], layer.weight[1] = 0, 1e-5
+        layer.bias[:3] = torch.tensor([30.0, 300.0, 0.01])
+    model.policy.set_training_mode(True)  # drops what is cached of the former weights
+    model.policy.set_training_mode(False)
+    policy = qat.quantized_policy(model)
+    op = policy.linear[0]
+    assert policy.grids["observation"].bits > 8
+    scale = layer.rounded(layer.weight)[1].flatten().detach().numpy()
+    assert np.array_equal(scale, op.weight.scale)
+    assert np.array_equal(layer.computed().weight.detach().numpy(), op.weight.codes * scale[:, None])
+    assert np.abs(op.bias / (scale * policy.grids["observation"].scale)).max() <= 2**23
+    agree(model, "reference", "litert")
+
+
 def test_a_model_that_was_not_trained_with_quantisation_is_not_converted():
     model = make("ppo")
     with pytest.raises(QuarlError, match="not prepared"):

@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from quarl.arrays import Array
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy, behind_linear, final_linear, readers
 from quarl.policy.operators import (
     OBSERVATION,
@@ -244,19 +243,18 @@ def wide_grid(extent: float, bits: int) -> ActivationGrid | None:
     return None if extent / scale < KEPT_LEVELS else ActivationGrid(scale=scale, zero_point=0, bits=bits)
 
 
-def least_scales(op: Linear, grid: ActivationGrid, bits: int) -> Array:
+def least_scales(bias: Any, grid: ActivationGrid, bits: int) -> Any:
     """Return lower bounds for the scales of a layer's weights, float64 [out].
 
-    With them its bias fits into the integer sums.
+    With them its bias fits into the integer sums, in training as in what is deployed.
 
     A bias counts in steps of both scales, that of the inputs' `grid` and that of its row's weights. With tiny weights
     it would take more than its half of the range in which float32 sums exactly; half of that half is reserved for bias
     correction. No kernel sums weights of more than 8 `bits`, so their bias may take correspondingly more bits.
 
     Args:
-        op: The layer.
+        bias: The layer's bias, a float64 array or tensor.
         grid: Grid of its input.
         bits: Width of its weights.
     """
-    steps: Array = np.abs(op.bias.astype(np.float64)) / (EXACT / 4 * 2.0 ** max(bits - 8, 0))
-    return steps / grid.scale
+    return abs(bias) / (EXACT / 4 * 2.0 ** max(bits - 8, 0)) / grid.scale

@@ -16,7 +16,7 @@ from quarl.errors import QuarlError, note_once
 from quarl.policy import artifact
 from quarl.policy.fit import nearest
 from quarl.policy.graph import ActivationGrid, Policy, QuantizedPolicy
-from quarl.policy.grids import origin, trained_rules, wide_grid
+from quarl.policy.grids import least_scales, origin, trained_rules, wide_grid
 from quarl.policy.operators import Linear, Op
 from quarl.policy.rewrite import center_scores
 from quarl.quant.affine import choose_qparams
@@ -209,7 +209,9 @@ def on_grids(
     ops: list[Op] = []
     for op in (center_scores(policy) if spec.scheme.center_scores else policy).ops:
         if isinstance(op, Linear) and op.name in bits:
-            op = nearest(op, replace(spec, weight_bits=bits[op.name], edge_bits=None))
+            grid = grids[op.inputs[0]] if op.name in grids else None
+            least = None if grid is None else least_scales(op.bias.astype(np.float64), grid, bits[op.name])
+            op = nearest(op, replace(spec, weight_bits=bits[op.name], edge_bits=None), least)
         ops.append(op)
     return QuantizedPolicy.of(policy, ops, spec, grids)
 

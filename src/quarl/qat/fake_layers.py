@@ -14,6 +14,8 @@ from torch.nn import functional
 
 from quarl.errors import QuarlError, UnsupportedError
 from quarl.fake_quantization import common_part, in_steps, on_step, on_tensor_grid, on_weight_grids
+from quarl.policy.graph import ActivationGrid
+from quarl.policy.grids import least_scales
 from quarl.policy.trained import TRAINED_RANGES, LayerPlan, NetworkPlan, Site
 from quarl.qat.ranges import Parameters, RangeTable
 from quarl.quant.spec import QatSpec
@@ -69,7 +71,7 @@ class QatLayer(nn.Module):
         """
         weight, bias = self.weight, self.bias
         rounded, scale = self.rounded(weight)
-        source = None if self.plan.source is None else self.table.grid_of(self.plan.source)
+        source = self._source()
         if self.plan.scores or source is None:
             return Parameters(rounded, bias)
         step = scale.flatten() * source.scale
@@ -94,12 +96,18 @@ class QatLayer(nn.Module):
 
     def rounded(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weight on its grids, except the common part of scores, and their scale [out, 1, ...]."""
-        mid_rise = self.table.spec.mid_rise(self.plan.bits)
+        mid_rise, source, least = self.table.spec.mid_rise(self.plan.bits), self._source(), None
+        if source is not None and self.bias is not None and self.plan.behind is not None:
+            least = least_scales(self.bias.detach().double(), source, self.plan.bits)
         common = common_part(weight) if self.plan.scores else None
         part = weight if common is None else weight - common
-        on_grids, step = on_weight_grids(part, self.plan.bits, mid_rise=mid_rise)
+        on_grids, step = on_weight_grids(part, self.plan.bits, mid_rise=mid_rise, least=least)
         scale = step / 2 if mid_rise else step  # odd codes count half steps
         return on_grids if common is None else on_grids + common, scale
+
+    def _source(self) -> ActivationGrid | None:
+        """Return the grid of the layer's input; None if it has none."""
+        return None if self.plan.source is None else self.table.grid_of(self.plan.source)
 
     def before(self, x: Tensor) -> Tensor:
         """Return the layer's input as its sums read it."""
