@@ -238,7 +238,9 @@ def test_a_publisher_that_keeps_dying_ends_the_run_which_is_saved(supervised):
     found = supervisor._tick()
     assert found is not None
     assert (found[0], wound_up) == (1, [True])
-    assert found[1].startswith("the publisher keeps dying; resume with")
+    assert found[1] == "the publisher keeps dying; there is no checkpoint yet: start again"
+    (supervisor.config.output / "checkpoint-0000000000.safetensors").touch()
+    assert supervisor._over(1, "it ended")[1].startswith("it ended; resume with --resume -o ")
 
 
 @pytest.mark.parametrize(("trained_for", "finish"), [((False, False), 0), ((False, True), 0), ((True, True), 1)])
@@ -505,6 +507,22 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_keeps_its_options(tm
     assert said == [f"{tmp_path} holds no checkpoint yet: the run starts from the beginning"]
     with pytest.raises(QuarlError, match="--seed is 9 here and 3 in"):
         resumed(tmp_path, "--seed", "9")
+
+
+@pytest.mark.parametrize("words", [(), ("--resume",)])
+def test_a_model_that_is_no_run_s_is_not_overwritten(tmp_path, words):
+    (tmp_path / "model.zip").touch()
+    chosen = parse(["actorq", "-o", str(tmp_path), *words])
+    with pytest.raises(QuarlError, match=r"already holds model.zip of something else: use another folder"):
+        Supervisor(chosen, print)
+
+
+def test_a_run_is_not_resumed_to_fewer_steps_than_it_has(tmp_path):
+    begun(config(tmp_path))
+    write_rows(tmp_path / "metrics.jsonl", [{"timesteps": 1000}])
+    with pytest.raises(QuarlError, match=r"beyond -n 500 \(1,000 steps\); resume it with more, as in -n 2000"):
+        resumed(tmp_path, "-n", "500")
+    assert resumed(tmp_path)[0].n_timesteps == 1000  # perhaps its last evaluation is missing
 
 
 def begun(chosen):

@@ -18,6 +18,7 @@ from quarl.config.learner_options import completed
 from quarl.envs.environment import Environment, described
 from quarl.envs.options import OF_ENVIRONMENT
 from quarl.errors import QuarlError
+from quarl.files import read_rows
 from quarl.readers.zoo import PREPROCESSING
 from quarl.runs.folder import RunFolder
 
@@ -34,10 +35,18 @@ def begun(config: ActorQConfig, say: Callable[[str], None]) -> ActorQConfig:
     checkpoints, kept = folder.checkpoints(), folder.options.is_file()
     if checkpoints and not config.resume:
         raise QuarlError(f"{config.output} already holds a run ({checkpoints[-1]}): use --resume, or another folder")
+    if not checkpoints and folder.agent.exists():
+        raise QuarlError(f"{config.output} already holds {folder.agent.name} of something else: use another folder")
     if config.resume and not config.output.is_dir():
         raise QuarlError(f"no checkpoint in {config.output}, which does not exist; start without --resume")
     if config.resume and kept:
         config = completed(config, folder.read_args(), folder.options)
+        trained = max((row["timesteps"] for row in read_rows(folder.metrics)), default=0)
+        if trained >= config.steps + config.num_envs:  # a run ends with fewer steps too many
+            raise QuarlError(
+                f"{config.output} is trained beyond -n {config.steps} ({trained:,} steps); "
+                f"resume it with more, as in -n {2 * trained}"
+            )
     if not checkpoints:
         if config.resume:
             say(f"{config.output} holds no checkpoint yet: the run starts from the beginning")

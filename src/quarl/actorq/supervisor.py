@@ -101,7 +101,8 @@ class Supervisor(roles.Supervisor):
         self.files, self._metrics = Dispensable(say), RunFolder(config.output).metrics
         self._num_rows, self._next_point = 0, 0.0
         """Rows since the file was thinned; training clock at which the tracker gets its next point."""
-        self.picked_up = False
+        self.began_at: int | None = None
+        """Step at which the run was resumed."""
 
     def run(self) -> Generator[dict[str, Any]]:
         """Yield a row of metrics every second; `result` is set when they end."""
@@ -151,7 +152,7 @@ class Supervisor(roles.Supervisor):
             return self._learner_left() if self.workers.learner.result.mistake else stopped
         cells, control, workers = self.counters.learner, self.counters.control, self.workers
         # Restore a resumed run's evaluations before anything else is written.
-        if self.config.resume and not self.picked_up and cells[Learner.READY]:
+        if self.config.resume and self.began_at is None and cells[Learner.READY]:
             self._pick_up()
         # End the run when the learner ends.
         if not workers.learner.alive():
@@ -190,14 +191,16 @@ class Supervisor(roles.Supervisor):
         return publisher.parked
 
     def _over(self, code: int, why: str) -> tuple[int, str]:
-        """Return the exit code and a message that explains how to resume."""
+        """Return the exit code and a message that explains how to resume, if there is anything to resume."""
+        if not RunFolder(self.config.output).checkpoints():
+            return code, f"{why}; there is no checkpoint yet: start again"
         return code, f"{why}; resume with --resume -o {self.config.output}"
 
     def _pick_up(self) -> None:
         """Restore the run's evaluations, which may already have reached the target."""
-        self.picked_up, began_at = True, int(self.counters.learner[Learner.BEGAN_AT])
-        self.evaluator.resume(began_at)
-        self._thin(began_at)
+        self.began_at = int(self.counters.learner[Learner.BEGAN_AT])
+        self.evaluator.resume(self.began_at)
+        self._thin(self.began_at)
         if self.evaluator.reached_s is not None:
             self.say(f"--target {self.config.target:g} was reached; set a higher one to continue training")
             self.counters.control[Control.FINISH] = 1
@@ -255,7 +258,8 @@ class Supervisor(roles.Supervisor):
         self.counters.control[Control.FINISH] = self.counters.control[Control.STOP] = 1
         if self.interrupts.number is not None:
             with contextlib.suppress(OSError):  # after SIGHUP there is no terminal
-                self.say(f"stopping: the learner finishes its update and saves; {ONCE_MORE}")
+                saves = "the learner finishes its update and saves; " if self.counters.learner[Learner.READY] else ""
+                self.say(f"stopping: {saves}{ONCE_MORE}")
         learner, cells, start = self.workers.learner, self.counters.learner, time.monotonic()
         until = start + (FINISH_S if cells[Learner.READY] else 0)  # before READY it has nothing to save
         while learner.alive() and time.monotonic() < until:
