@@ -287,6 +287,7 @@ def test_quantisation_goes_on_acting_and_other_bits_are_refused_in_one_line(tmp_
         (["--env", "CartPole-v1", "--qat", "8", "-n", "999"], "--qat is w8a8 here and fp32 in"),
         (["--env", "CartPole-v1", "--quant-delay", "5", "-n", "999"], "--quant-delay is 5 here and None in"),
         (["--env", "CartPole-v1"], "is trained to its end"),
+        (["--env", "CartPole-v1", "-n", "40"], "(128 steps); resume it with more, as in -n 256"),
         (["--env", "CartPole-v1", "-n", "999", "--params", "policy_kwargs:dict(net_arch=[8])"], "cannot resume from"),
         (["--env", "Acrobot-v1"], "no run of a2c on Acrobot-v1 in logs"),
         (["--env", "CartPole-v1", "-f", "elsewhere"], "no run of a2c on CartPole-v1 in elsewhere"),

@@ -218,7 +218,7 @@ class Training:
         if self.model.num_timesteps >= self.n_timesteps:
             raise QuarlError(
                 f"{self.folder().path} is trained to its end ({self.model.num_timesteps:,} steps); "
-                "resume it with more, as in -n " + str(2 * self.n_timesteps)
+                "resume it with more, as in -n " + str(2 * steps)
             )
         self._notes.append(f"{standing(self.model)}{hold(self.model, self.n_timesteps)}")
         self._describe(run := self.folder())
