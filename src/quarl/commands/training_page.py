@@ -51,10 +51,11 @@ def of_train(session: Training, row: TrainRow | None, sentences: Sequence[str]) 
     """
     config, model = session.config, session.model
     metrics = read_rows(session.folder().metrics, numbers=("clock_s", "update_s"))
-    switched = qat.switched_at(model)
+    switched, spec = qat.switched_at(model), qat.spec_of(model)
+    trained_for = "float32" if spec is None else spec.precision
     points: list[dict[str, Any]] = [
         {
-            "label": "float32" if switched is None or steps < switched else str(config.qat),
+            "label": "float32" if switched is None or steps < switched else trained_for,
             "timesteps": steps,
             **asdict(stats.summary(returns, np.random.default_rng(0))),
         }
@@ -62,7 +63,7 @@ def of_train(session: Training, row: TrainRow | None, sentences: Sequence[str]) 
     ]
     if best := session.evaluator.best:
         points.append({"label": "best", "timesteps": best[2], "mean": best[1]})
-    for label, suffix in ("float32", ""), (str(config.qat), "_quantised"):
+    for label, suffix in ("float32", ""), (trained_for, "_quantised"):
         if row is not None and getattr(row, f"mean{suffix}") is not None:
             ends = {name: getattr(row, f"{name}{suffix}") for name in ("mean", "ci_low", "ci_high")}
             points.append({"label": f"{label}, last", "timesteps": row.timesteps, **ends})
@@ -74,7 +75,7 @@ def of_train(session: Training, row: TrainRow | None, sentences: Sequence[str]) 
             point["clock_s"] = float(np.interp(point["timesteps"], passed, clock))
     facts = {
         "steps": f"{model.num_timesteps:,} of {session.n_timesteps:,}, {model._n_updates:,} updates",
-        "trained for": f"{config.qat}, from step {switched or config.quant_delay:,} on" if config.qat else "float32",
+        "trained for": trained_for + (f", from step {switched or config.quant_delay:,} on" if config.qat else ""),
         "started from": str(config.trained_agent or "a new network"),
         "hyper-parameters": ", ".join(f"{name} {value}" for name, value in session.options.written.items()),
     }
