@@ -353,7 +353,7 @@ def test_one_episode_has_no_interval(models, capsys, tmp_path):
     assert re.search(r"± 0\.00 +– ", capsys.readouterr().out)
     final = {"return": 7.0, "return_low": None, "return_high": None, "episodes": 1}
     summary = {"clock_s": 60.0, "timesteps": 1, "updates": 1, "final": final}
-    assert "return of the fp32 policy: 7.0 –, 1 episode" in list(actorq._sentences(ActorQConfig(), summary))
+    assert "return of the fp32 policy: 7.00 –, 1 episode" in list(actorq._sentences(ActorQConfig(), summary))
 
 
 def test_rows_on_stdout_are_nothing_but_json(models, capfd, tmp_path):

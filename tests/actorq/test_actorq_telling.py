@@ -54,11 +54,13 @@ def test_lines_without_a_terminal_tell_progress_and_evaluations(capsys, monkeypa
     after = row | {"wall_s": 60.5, "timesteps": 1200, "updates": 300, "return_mean": 21.25}
     for shown in ((row, []), (row | {"wall_s": 59.0}, [played]), (after, [played]), (after, [played])):
         lines(config, *shown)
+    lines(config, after, [played, played | {"last": True, "episodes": 20}])
     monkeypatch.setenv(LOUDNESS, "quiet")
     lines(config, after | {"wall_s": 200.0}, [played, played])
     assert capsys.readouterr().err.splitlines() == [
         "quarl: evaluation at step 1,000: fp32 17.9 [16.2, 19.7]",
         "quarl: 1,200 of 5,000 steps, 300 updates, 20.0 steps/s, return 21.2, 0:03:10 left",
+        "quarl: last evaluation, 20 fresh episodes at step 1,000: fp32 17.9 [16.2, 19.7]",
     ]
 
 

@@ -6,7 +6,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def run(config: ActorQConfig) -> int:
     if ended.result.message:
         terminal.complain(ended.result.message)
     if ended.result.exit_code == 0 and document is not None:
-        return terminal.finish(ended.config, document, report)
+        return terminal.finish(replace(ended.config, resume=False), document, report)
     return ended.result.exit_code
 
 
@@ -99,6 +99,7 @@ def train(config: ActorQConfig, console: Console) -> tuple[Supervisor, schema.Do
     document = schema.document(ActorQRow, [ActorQRow(**result.row)], **about)
     schema.write(document, config.output / "summary.json")
     said = [result.message] if result.message else [*_sentences(config, result.row)]
+    said += [terminal.resumed(supervisor.began_at)] if supervisor.began_at else []
     terminal.say(*([] if result.message else said))
     report = terminal.reported(page) if RunFolder(config.output).metrics.is_file() else []
     terminal.say(*report)
@@ -210,7 +211,8 @@ class Lines:
                 for label, name in returns.items()
                 if name in entry
             )
-            terminal.note(f"evaluation at step {entry['timesteps']:,}: {played}")
+            what = f"last evaluation, {entry['episodes']} fresh episodes" if entry.get("last") else "evaluation"
+            terminal.note(f"{what} at step {entry['timesteps']:,}: {played}")
         self._told = len(evaluations)
         if (span_s := row["wall_s"] - self._before["wall_s"]) >= MINUTE_S:
             made = {name: row[name] - self._before[name] for name in ("timesteps", "updates")}
@@ -273,12 +275,11 @@ def _sentences(config: ActorQConfig, summary: dict[str, Any]) -> Iterator[str]:
     if final := summary["final"]:
         for name, label in (("return", "fp32 policy"), ("return_quantised", _sent(config))):
             if name in final:
-                low, high = final[f"{name}_low"], final[f"{name}_high"]
-                ends = "–" if low is None else f"[{low:.1f}, {high:.1f}]"
-                count = formats.counted(final["episodes"], "episode")
-                yield f"return of the {label}: {final[name]:.1f} {ends}, {count}"
+                played = formats.estimate(final[name], final[f"{name}_low"], final[f"{name}_high"])
+                yield f"return of the {label}: {played}, {formats.counted(final['episodes'], 'episode')}"
     if (distilled := summary.get("distilled")) is not None:
-        yield f"return distilled for {config.actor_precision}: {distilled:.1f}; {config.output / 'distilled'}"
+        mean = formats.number(distilled)
+        yield f"return distilled for {config.actor_precision}: {mean}; {config.output / 'distilled'}"
     if not config.eval_episodes:
         yield "not evaluated: --eval-episodes is 0"
     yield f"model: {config.output / 'model.zip'}"

@@ -96,6 +96,11 @@ def say(*lines: str) -> None:
             out.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
+def resumed(step: int) -> str:
+    """Return the sentence about a resumed run, which the repeating command trains in one go."""
+    return f"resumed at step {step:,}: the command below trains without this break, so its numbers differ"
+
+
 def finish(config: Config, document: schema.Document, said: Sequence[str] = ()) -> int:
     """Print the energy, write the document to the file of --json, and print the command that repeats the run.
 

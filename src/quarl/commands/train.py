@@ -64,5 +64,7 @@ def _sentences(session: Training, row: TrainRow) -> Iterator[str]:
     if row.switched_at is not None:
         yield f"quantized policy: {folder.integers}"
     yield f"agent: {folder.agent}"
+    if session.config.resume:
+        yield terminal.resumed(session.steps_before)
     if session.options.has_changed:
         yield "options changed when the run was resumed: the command below uses the last ones from the beginning"
