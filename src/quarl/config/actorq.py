@@ -106,6 +106,10 @@ class ActorQConfig(LearnerOptions):
     """
     device: Annotated[str, shown("NAME")] = "auto"
     """Device of the learner; auto is the GPU if there is one."""
+    seed: int = 0
+    """Seed of networks, environments and evaluations; actors and learner run on their own clocks, so runs of one seed
+    differ.
+    """
     eval_freq: int = 10_000
     """Environment steps between evaluations, which stop the training clock; 0 evaluates only at the end."""
     eval_episodes: int = 10

@@ -22,11 +22,13 @@ class EnvironmentConfig(Config):
     env_kwargs: Annotated[tuple[str, ...], shown("NAME:VALUE ..."), ENVIRONMENT] = ()
     """Arguments of the environment, as in continuous:True; they override those of the model's files or RL Zoo."""
     wrapper: Annotated[tuple[str, ...], shown("NAME[:K=V,...] ..."), ENVIRONMENT] = ()
-    """Wrappers, as in TimeLimit:max_episode_steps=200, instead of those in the model's files; the last is the
+    """Wrappers, as in TimeLimit:max_episode_steps=200, instead of those of the model's files, if any; the last is the
     outermost, and none means no wrapper.
     """
     frame_stack: Annotated[int | None, shown("N"), ENVIRONMENT, AT_LEAST_ONE] = None
-    """Number of stacked observations, as in VecFrameStack, instead of that in the model's files; 1 stacks none."""
+    """Number of stacked observations, as in VecFrameStack, instead of that of the model's files, if any; 1 stacks
+    none.
+    """
     max_episode_steps: Annotated[int | None, shown("N"), ENVIRONMENT, AT_LEAST_ONE] = None
     """Environment steps after which an episode is truncated, instead of the registered limit. Without it, evaluations
     refuse episodes of more than 120,000 steps.

@@ -62,8 +62,8 @@ class LearnerOptions(EnvironmentConfig, MeteredConfig):
     qat_mid_tread: Annotated[Flag, QUANTISATION] = False
     """Give weights of 2 and 3 bits a level at 0 in training; otherwise the levels are on both sides of 0."""
     quant_delay: Annotated[int | None, shown("N", default="half of the run"), QUANTISATION, NOT_NEGATIVE] = None
-    """Environment steps before fake quantization begins. Until then only ranges are observed, and actors run plainly
-    quantized weights.
+    """Environment steps before fake quantization begins. Until then only ranges are observed, and quarl actorq's actors
+    run plainly quantized weights.
     """
     learner_dtype: Annotated[Literal["fp32", "bf16", "fp16"], ADVANCED] = "fp32"
     """Autocast of the updates' matrix products; fp16 uses loss scaling."""
