@@ -64,13 +64,13 @@ def test_evaluations_after_quantisation_began_are_of_that_precision(tmp_path, dr
     row = train(tmp_path, "a2c", "CartPole-v1", 512, *MORE, *qat, evaluations=True)
     points, _ = drawn[-1]
     steps = {
-        label: [point["timesteps"] for point in points if point["label"] == label] for label in ("float32", "w4a8")
+        label: [point["timesteps"] for point in points if point["label"] == label] for label in ("float32", "w4a8e8")
     }
-    assert max(steps["float32"]) < row["switched_at"] <= min(steps["w4a8"])
+    assert max(steps["float32"]) < row["switched_at"] <= min(steps["w4a8e8"])
     marks = {point["label"]: point for point in points if point["label"] not in steps}
     assert marks["quantization starts"]["timesteps"] == row["switched_at"]
     assert (marks["best"]["timesteps"], marks["best"]["mean"]) == (row["best_timesteps"], row["best_mean"])
-    assert (marks["w4a8, last"]["mean"], marks["w4a8, last"]["ci_low"]) == (
+    assert (marks["w4a8e8, last"]["mean"], marks["w4a8e8, last"]["ci_low"]) == (
         row["mean_quantised"],
         row["ci_low_quantised"],
     )
