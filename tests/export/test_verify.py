@@ -150,6 +150,13 @@ def test_an_agent_that_loses_successes_at_the_same_return_is_inferior_by_a_row_o
     assert (on_return.check, on_return.result) == ("return", "non-inferior")
     assert (success.check, success.result, success.count) == ("success", "inferior", 100)
     assert success.detail.startswith("80 %, fp32 100 %; 95 % interval of the difference [−28.9, −12.4]")
+    assert "fewer" not in on_return.detail + success.detail
+    lost = SimpleNamespace(returns=returns[:5] / 2, successes=np.arange(5) < 1)
+    for row in verification._judged(
+        runtime, lost, SimpleNamespace(returns=returns[:5], successes=returns[:5] > 0), 5.0, 0
+    ):
+        assert row.detail.endswith("; fewer than 10 episodes")
+    assert row.result == "undecided"
 
 
 def sealed_anew(folder):

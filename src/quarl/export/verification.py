@@ -252,11 +252,12 @@ def _verdicts(
     """Yield (what, verdict, detail) of the returns, and of the successes if the environment reports them."""
     verdict = stats.verdict(before.returns, after.returns, margin_pct, np.random.default_rng(seed))
     means = f"{after.returns.mean():.1f}, {name} {before.returns.mean():.1f}"
-    yield "return", verdict.verdict, f"{means}; {_interval(verdict, f'{margin_pct:g} %')}"
+    few = f"; fewer than {stats.FEWEST_EPISODES} episodes" * (len(after.returns) < stats.FEWEST_EPISODES)
+    yield "return", verdict.verdict, f"{means}; {_interval(verdict, f'{margin_pct:g} %')}{few}"
     if won := successes_of(before, after):
         success = stats.judge_success(*won, ComparisonSpec.success_margin)
         shares = f"{100 * won[1].mean():.0f} %, {name} {100 * won[0].mean():.0f} %"
-        yield "success", success.verdict, f"{shares}; {_interval(success, f'{success.margin:g} points')}"
+        yield "success", success.verdict, f"{shares}; {_interval(success, f'{success.margin:g} points')}{few}"
 
 
 def _interval(verdict: Verdict, margin: str) -> str:
