@@ -19,7 +19,7 @@ from quarl.envs.environment import Environment, home_of
 from quarl.envs.rollout import Episode, Play, play
 from quarl.envs.seeds import Stream
 from quarl.episodes import Clock, Job, in_processes
-from quarl.errors import QuarlError, UnsupportedError, detail, note
+from quarl.errors import QuarlError, UnsupportedError, detail, note_once
 from quarl.policy.graph import Policy, QuantizedPolicy, shapes
 from quarl.quant.spec import EXACT
 from quarl.readers.sb3_network import SCORING
@@ -332,7 +332,7 @@ def split_by_time(observations: Array) -> tuple[Array, Array]:
 
 
 def check_recorded(observations: Array) -> Array:
-    """Return recorded observations [N, ...] for calibration; print a note on numbers of an observation that never vary.
+    """Return recorded observations [N, ...] for calibration; note once which numbers never vary.
 
     Raises QuarlError for fewer than FEWEST.
     """
@@ -341,7 +341,7 @@ def check_recorded(observations: Array) -> Array:
     constant = (observations == observations[0]).reshape(len(observations), -1).all(axis=0)
     if constant.any() and (observations.ndim == 2 or constant.all()):  # borders of images are often constant
         places = ", ".join(map(str, np.flatnonzero(constant)[:8])) + (", ..." if constant.sum() > 8 else "")
-        note(
+        note_once(
             f"{constant.sum():,} of {constant.size:,} numbers of an observation (from 0: {places}) do not vary in the "
             f"{len(observations):,} recorded ones: record some in which they do, or their range is a guess"
         )
