@@ -19,7 +19,7 @@ from quarl.envs.environment import Environment, home_of
 from quarl.envs.rollout import Episode, Play, play
 from quarl.envs.seeds import Stream
 from quarl.episodes import Clock, Job, in_processes
-from quarl.errors import QuarlError, UnsupportedError, detail, note_once
+from quarl.errors import QuarlError, UnsupportedError, detail, note, note_once
 from quarl.policy.graph import Policy, QuantizedPolicy, shapes
 from quarl.quant.spec import EXACT
 from quarl.readers.sb3_network import SCORING
