@@ -157,7 +157,7 @@ REFUSED = {
         "everywhere": f"--envelope is 'everywhere'; {UNKNOWN}",
         "nowhere.csv": "nowhere.csv",
         "narrow.npy --observations x.npy": "observation is (40, 5), the policy expects (6,)",
-        "hole.npy --observations x.npy": "NaN or infinity",
+        "hole.npy --observations x.npy": "hole.npy, row 1, column 1 is inf; use finite",
     },
     "ptq policy.quarl": {"env": "--envelope requires --mode static: add that, or drop it"},
     "export policy.quarl --mode dynamic": {"env": "--envelope requires --mode static: add that, or drop it"},
