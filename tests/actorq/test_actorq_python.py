@@ -27,7 +27,8 @@ if GUARD:
     try:
         quarl.actorq("CartPole-v1", n_timesteps=10**7, eval_freq=0, output="out", **SMALL)
     except KeyboardInterrupt:
-        run = quarl.actorq("CartPole-v1", n_timesteps=1, resume=True, output="out")
+        steps = max(row["timesteps"] for row in read_rows(pathlib.Path("out/metrics.jsonl")))
+        run = quarl.actorq("CartPole-v1", n_timesteps=steps, resume=True, output="out")
         print(run.agent, run.summary.timesteps == run.metrics[-1]["timesteps"] > 0, os.path.isfile("out/summary.json"))
 """
 

@@ -25,7 +25,7 @@ from quarl.cli import main, parse
 from quarl.commands.actorq import _table
 from quarl.commands.training_page import _spent
 from quarl.files import locked
-from quarl.formats import three_digits
+from quarl.formats import number, three_digits
 from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
@@ -110,7 +110,7 @@ def test_the_final_policy_is_distilled_for_the_precision_of_the_actors(tmp_path,
     (taught,) = json.loads((folder / "distilled" / "rows.json").read_text())["rows"]
     assert (taught["precision"], taught["bits_mean"]) == ("int8", 8)
     assert row["distilled"] == taught["mean"]
-    assert f"return distilled for int8: {taught['mean']:.1f}; {folder / 'distilled'}" in capsys.readouterr().out
+    assert f"return distilled for int8: {number(taught['mean'])}; {folder / 'distilled'}" in capsys.readouterr().out
     # its teacher is what the learner ended with
     teacher, student = (
         load(folder / name).policy for name in ("policy-fp32.safetensors", "distilled/int8.safetensors")
