@@ -27,7 +27,14 @@ NONINFERIOR, INFERIOR, UNDECIDED = "non-inferior", "inferior", "undecided"
 WORST_FIRST = (INFERIOR, UNDECIDED, NONINFERIOR)
 NO_VERDICT: Mapping[str, Any] = dict.fromkeys(("noninferior", "verdict", "differs"))
 """Fields of rows without a verdict."""
-Z = 1.959964
+
+
+def z_of(arms: int) -> float:
+    """Return the quantile at 2.5 % divided by a number of policies that are compared with fp32."""
+    return NormalDist().inv_cdf(1 - 0.025 / arms)
+
+
+Z = z_of(1)
 """Quantile of the normal distribution: 95 % are between -Z and Z."""
 _CHUNK = 2**22
 """Resampled returns held at once: 32 MB of float64."""
@@ -211,11 +218,6 @@ def success_over_seeds(pairs: Sequence[tuple[Array, Array]], margin: float) -> V
 def fewest_successes(margin: float, z: float = Z) -> int:
     """Return the number of equal episodes that show a loss of successes below the margin, in points: 73 for 5."""
     return math.ceil(z**2 * (100 / margin - 1))
-
-
-def z_of(arms: int) -> float:
-    """Return the quantile at 2.5 % divided by a number of policies that are compared with fp32."""
-    return NormalDist().inv_cdf(1 - 0.025 / arms)
 
 
 def ratio_interval(

@@ -21,7 +21,7 @@ SHIFT = 0.12
 COLUMNS = 2
 """Largest number of panels side by side."""
 FLOATS = "float formats"
-EXACT = "fp32, 95 % interval shaded"
+FP32_LABEL = "fp32, 95 % interval shaded"
 """Label of the line and band of fp32."""
 COMPARED: Mapping[str, str] = {"ptq": "scheme: {}", "distill": "distilled", "qat": "trained for it"}
 """Methods of producing a precision, with the labels of their lines."""
@@ -160,7 +160,7 @@ def bits_against_return(rows: Sequence[Fields], title: str) -> Figure:
         several = sum(other[:2] == agent[:2] for other in agents) > 1
         style.panel_title(axes, " ".join(agent if several else agent[:2]), min(len(agents), COLUMNS))
     if colors:
-        shown = colors | ({EXACT: style.MUTED} if bases else {})
+        shown = colors | ({FP32_LABEL: style.MUTED} if bases else {})
         style.legend(drawn, [panels[0].plot([], [], color=color)[0] for color in shown.values()], [*shown])
     return drawn
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from quarl import formats
 from quarl.quant.spec import FLOAT_BITS
 from quarl.report import style
-from quarl.report.figures import EXACT, FLOATS, SHIFT, band, draw, points
+from quarl.report.figures import FLOATS, FP32_LABEL, SHIFT, band, draw, points
 from quarl.report.schema import Fields
 from quarl.rows import by
 
@@ -37,7 +37,7 @@ def choice(rows: Sequence[Fields], title: str) -> Figure:
     drawn, panels = style.panels(2, title, height=2.8, head=0.7, y=_returns(base))
     for axes, (key, (name, unit)) in zip(panels, COSTS.items(), strict=True):
         priced = [{**row, "cost": row[key] * unit} for row in rows if row["measured"] or key != "latency_us_p50"]
-        band(axes, base, EXACT)
+        band(axes, base, FP32_LABEL)
         _margin(axes, base, base["mean"])
         for scheme, members in by(priced, _scheme).items():
             points(axes, np.array([row["cost"] for row in members]), members, colors[scheme], scheme, 6.0)
@@ -105,7 +105,7 @@ def sweet_spot(rows: Sequence[Fields], title: str) -> Figure:
     Hollow points are simulated in float."""
     base, colors = _exact(rows), _colors(rows)
     drawn, (axes,) = style.panels(1, height=3.4, head=0.4)
-    band(axes, base, EXACT)
+    band(axes, base, FP32_LABEL)
     _margin(axes, base, base["mean"])
     order = draw(axes, rows, _scheme, colors)
     for row in rows:

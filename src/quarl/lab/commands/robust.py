@@ -197,7 +197,7 @@ def _row(name: str, level: float, record: Record, exact: Record, margin: float, 
     judged: dict[str, Any] = dict.fromkeys(
         ("verdict", "differs", "verdict_return", "verdict_success", "success_margin")
     )
-    episodes: dict[str, Any] = {name: record.result.get(name) for name in ("returns", "lengths", "successes")}
+    episodes: dict[str, Any] = {name: record.result.get(name) for name in tables.BY_EPISODE}
     if is_compared := record.method != FP32:
         judged |= {name: value for name, value in verdict.to_json().items() if name in judged}
     return RobustRow(
